@@ -1,0 +1,201 @@
+"""One chat turn: load, select, stream the answer, store the turn. The fold is asked for by the same script that stores.
+
+Owns the order of these steps and the figures of a turn. Two round trips to Redis, none of them while the model talks.
+Must not know who is asking or how the answer is shown.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+import anyio
+
+from memora.core.conversation import Conversation, Message, check_text, is_blank
+from memora.core.tokens import Calibration, count_text_tokens
+from memora.core.window import Budget, Context, most_useful_messages, select_context, window_messages
+from memora.errors import ContextLengthExceeded, ModelError, OutputUnusable, SettingsError
+from memora.llm import Emit, ModelClient, ModelReply
+from memora.settings import Settings
+from memora.store import Appended, ConversationStore, Turn
+
+STORE_DEADLINE_SECONDS: Final = 10.0
+"""A finished answer is stored even if nobody waits for it any more, but not for ever."""
+
+_NEAR_THE_EDGE: Final = 0.9
+"""From this share of the budget on, `auto` lets the endpoint count."""
+
+_MAX_RECOUNTS: Final = 3
+_NO_PARAMETERS: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStats:
+    """The figures of one turn, in messages and tokens. `actual_input_tokens` is None if the model did not say."""
+
+    stored_messages: int
+    summarized_messages: int
+    newly_summarized_messages: int
+    pending_messages: int
+    gap_messages: int
+    context_messages: int
+    counted_input_tokens: int
+    actual_input_tokens: int | None
+    output_tokens: int
+    summary_update_tokens: int
+    session_total_tokens: int
+    summary_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """A stored turn: the answer, what it was made from, and what it cost."""
+
+    conversation_id: str
+    text: str
+    context: Context
+    stats: TurnStats
+    incomplete: str | None = None
+
+
+class ChatService:
+    """Answers turns. Holds no state of any conversation; what it learns about token counts is per model."""
+
+    def __init__(self, settings: Settings, store: ConversationStore, client: ModelClient) -> None:
+        self._settings = settings
+        self._store = store
+        self._client = client
+        self._calibrations: dict[str, Calibration] = {}
+
+    async def reply(
+        self,
+        conversation_id: str,
+        text: str,
+        emit: Emit,
+        *,
+        turn_id: str | None = None,
+        parameters: Mapping[str, object] = _NO_PARAMETERS,
+    ) -> TurnResult:
+        """Answer one message; pieces of the answer go to `emit` as they arrive.
+
+        Nothing is stored unless the whole turn is. `turn_id` makes a repeated call safe.
+
+        Raises:
+            CallerError: the message cannot be taken. StoreError. ModelError: there is no answer; send it again.
+        """
+        check_text(text, self._settings.max_message_chars)
+        budget = self._budget()
+        conversation = await self._store.load(conversation_id, most_useful_messages(budget))
+        context = await self._select(conversation, text, budget)
+        reply = await self._client.stream(
+            context.request,
+            emit,
+            model=self._settings.model,
+            timeout_seconds=self._settings.answer_timeout_seconds,
+            parameters=parameters,
+        )
+        turn = self._turn(conversation, context, reply, turn_id or secrets.token_hex(16))
+        with anyio.CancelScope(shield=True), anyio.fail_after(STORE_DEADLINE_SECONDS):
+            appended = await self._store.append(conversation_id, turn)
+        self._learn(context, reply)
+        return TurnResult(
+            conversation_id=conversation_id,
+            text=reply.text,
+            context=context,
+            stats=_stats(context, reply, turn, appended),
+            incomplete=turn.assistant.incomplete,
+        )
+
+    async def preview(self, conversation: Conversation, text: str) -> Context:
+        """The context that the next answer would be made from, if it were this message; nothing is sent."""
+        return select_context(conversation, self._settings.instructions_text, text, self._budget())
+
+    def _budget(self) -> Budget:
+        calibration = self._calibrations.get(self._settings.model, Calibration())
+        return replace(self._settings.budget, calibration=calibration)
+
+    async def _select(self, conversation: Conversation, text: str, budget: Budget) -> Context:
+        """Select a context, and let the endpoint count it where the settings ask for that."""
+        instructions = self._settings.instructions_text
+        context = select_context(conversation, instructions, text, budget)
+        for _ in range(_MAX_RECOUNTS):
+            counted = await self._count(context)
+            if counted is None:
+                return context
+            if counted <= budget.max_input_tokens:
+                return replace(context, counted_input_tokens=counted)
+            calibration = budget.calibration.observe(context.tokens.total, counted)
+            self._calibrations[self._settings.model] = calibration
+            budget = replace(budget, calibration=calibration)
+            context = select_context(conversation, instructions, text, budget)
+        raise ContextLengthExceeded(
+            "the endpoint counts more tokens than the budget allows whatever is left out: raise MEMORA_MAX_INPUT_TOKENS"
+        )
+
+    async def _count(self, context: Context) -> int | None:
+        """What the endpoint counts; None where the local count is enough."""
+        mode = self._settings.token_counter
+        near = context.counted_input_tokens >= self._settings.max_input_tokens * _NEAR_THE_EDGE
+        if mode == "local" or (mode == "auto" and not near):
+            return None
+        try:
+            counted = await self._client.count_input_tokens(context.request, model=self._settings.model)
+        except ModelError:
+            if mode == "api":
+                raise
+            return None
+        if counted is None and mode == "api":
+            raise SettingsError(
+                "MEMORA_TOKEN_COUNTER=api needs an endpoint that counts input tokens, and this one does not: use auto"
+            )
+        return counted
+
+    def _turn(self, conversation: Conversation, context: Context, reply: ModelReply, turn_id: str) -> Turn:
+        """The turn as it is stored.
+
+        Raises:
+            OutputUnusable: the answer is empty, or broke off for another reason than its length.
+        """
+        incomplete = reply.problem.removeprefix("incomplete: ") if reply.problem.startswith("incomplete") else None
+        if is_blank(reply.text) or (incomplete and incomplete != "max_output_tokens"):
+            raise OutputUnusable(f"the model gave no answer ({reply.problem or 'it is empty'}): nothing was stored")
+        budget = self._settings.budget
+        user = Message("user", context.message, count_text_tokens(context.message, budget.vocabulary))
+        tokens = count_text_tokens(reply.text, budget.vocabulary)
+        assistant = Message("assistant", reply.text, tokens, phase=reply.phase, incomplete=incomplete)
+        newest = (*conversation.tail, user, assistant)
+        return Turn(
+            turn_id=turn_id,
+            answered_in=conversation.generation,
+            user=user,
+            assistant=assistant,
+            context=context,
+            window_messages=window_messages(newest, conversation.summary.text, context.instructions, budget),
+            input_tokens=context.counted_input_tokens if reply.input_tokens is None else reply.input_tokens,
+            output_tokens=tokens if reply.output_tokens is None else reply.output_tokens,
+        )
+
+    def _learn(self, context: Context, reply: ModelReply) -> None:
+        if reply.input_tokens is not None:
+            known = self._calibrations.get(self._settings.model, Calibration())
+            self._calibrations[self._settings.model] = known.observe(context.tokens.total, reply.input_tokens)
+
+
+def _stats(context: Context, reply: ModelReply, turn: Turn, appended: Appended) -> TurnStats:
+    return TurnStats(
+        stored_messages=appended.message_count,
+        summarized_messages=appended.summarized_message_count,
+        newly_summarized_messages=appended.newly_summarized_messages,
+        pending_messages=appended.pending_messages,
+        gap_messages=context.gap_messages,
+        context_messages=context.messages_sent,
+        counted_input_tokens=context.counted_input_tokens,
+        actual_input_tokens=reply.input_tokens,
+        output_tokens=turn.output_tokens,
+        summary_update_tokens=appended.summary_update_tokens,
+        session_total_tokens=appended.usage.total_tokens,
+        summary_version=appended.version,
+    )

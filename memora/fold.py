@@ -1,0 +1,130 @@
+"""One fold: load, plan, summarise, commit if the count is still the same.
+
+Owns the order of these steps. The summariser is the only slow one, and nothing is held while it runs. Must not know
+that arq exists: whoever calls decides when to try again.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from memora.core.conversation import MESSAGES_PER_TURN
+from memora.core.folding import backoff_seconds, plan_fold
+from memora.core.window import window_messages
+from memora.settings import Settings
+from memora.store import CommitStatus, ConversationStore, FoldResult, FoldSnapshot
+from memora.summarizer import NotSummarized, Summarizer
+
+MOST_MESSAGES: Final = 200
+"""Messages read for one fold; what they are cut down to is decided by tokens."""
+
+LONGEST_RETRY_AFTER_SECONDS: Final = 300.0
+"""A provider may ask us to wait, but not for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Messages `[start, end)` are in the summary now; `pending_messages` still wait."""
+
+    start: int
+    end: int
+    version: int
+    pending_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """The summariser failed; the summary and the count are as they were."""
+
+    reason: str
+    retry_in_seconds: float
+
+
+class NothingToFold:
+    """There was nothing to do: no conversation, nothing pending, or another fold was first."""
+
+
+FoldOutcome = Folded | Postponed | NothingToFold
+
+
+class FoldService:
+    """Folds conversations, one call a fold."""
+
+    def __init__(self, settings: Settings, store: ConversationStore, summarizer: Summarizer) -> None:
+        self._settings = settings
+        self._store = store
+        self._summarizer = summarizer
+
+    async def fold(self, conversation_id: str, *, expected: tuple[str, int] | None = None) -> FoldOutcome:
+        """Fold the oldest pending messages of a conversation.
+
+        `expected` is the generation and count a job was made for; if they have moved on, so has the work.
+
+        Raises:
+            StoreError.
+        """
+        snapshot = await self._store.load_fold(
+            conversation_id,
+            most_messages=MOST_MESSAGES,
+            window=self._settings.max_recent_turns * MESSAGES_PER_TURN,
+        )
+        if snapshot is None or (expected and expected != _position(snapshot)):
+            return NothingToFold()
+        work = snapshot.work(self._window_messages(snapshot, snapshot.summary.text))
+        plan = plan_fold(work, self._settings.fold_limits)
+        if plan is None:
+            await self._store.settle_fold(conversation_id, snapshot)
+            return NothingToFold()
+        summarized = await self._summarizer.summarize(work, plan)
+        fold_id = secrets.token_hex(8)
+        if isinstance(summarized, NotSummarized):
+            return await self._postpone(snapshot, summarized, fold_id)
+        result = FoldResult(
+            text=summarized.text,
+            tokens=summarized.tokens,
+            model=self._summarizer.model,
+            input_tokens=summarized.spent.input_tokens,
+            output_tokens=summarized.spent.output_tokens,
+            duration_seconds=summarized.duration_seconds,
+            notes=summarized.notes,
+            unfolded=summarized.unfolded,
+        )
+        committed = await self._store.commit_fold(
+            snapshot,
+            plan.end,
+            result,
+            fold_id=fold_id,
+            window_messages=self._window_messages(snapshot, summarized.text),
+        )
+        if committed.status is not CommitStatus.COMMITTED:
+            return NothingToFold()
+        return Folded(plan.start, plan.end, committed.version, committed.pending_messages)
+
+    def _window_messages(self, snapshot: FoldSnapshot, summary: str) -> int:
+        """The window as the last turn had it, or smaller if the summary has grown since."""
+        settings = self._settings
+        now = window_messages(snapshot.newest, summary, settings.instructions_text, settings.budget)
+        return min(now, snapshot.window_messages)
+
+    async def _postpone(self, snapshot: FoldSnapshot, failed: NotSummarized, fold_id: str) -> Postponed:
+        first = self._settings.fold_retry_seconds
+        # Jitter only spreads load, so the plain generator will do.
+        delay = backoff_seconds(snapshot.failures + 1, first, random.random())  # noqa: S311
+        delay = max(delay, min(failed.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS))
+        await self._store.fail_fold(
+            snapshot,
+            fold_id=fold_id,
+            reason=failed.reason,
+            rejected=failed.rejected,
+            input_tokens=failed.spent.input_tokens,
+            output_tokens=failed.spent.output_tokens,
+            delay_seconds=delay,
+        )
+        return Postponed(failed.reason, delay)
+
+
+def _position(snapshot: FoldSnapshot) -> tuple[str, int]:
+    return snapshot.generation, snapshot.summary.summarized_message_count

@@ -1,0 +1,56 @@
+"""The fold job as arq knows it: its name, queue, payload and serializer.
+
+Owns the words shared by the scripts that enqueue and the worker that runs. Jobs are strict JSON: arq's default, pickle,
+would run whatever another writer of the same Redis puts there. Must not open a connection.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+QUEUE: Final = "memora:{0}:queue"
+"""Our own queue, so that no other arq worker on the same Redis takes fold jobs for its own."""
+
+FOLD_JOB: Final = "fold"
+"""Name of the function in the worker."""
+
+
+def job_id(conversation_id: str, generation: str, summarized_message_count: int) -> str:
+    """The name of the job that folds from this count on.
+
+    The count in the name is what makes wake-ups safe: arq refuses an id while it is queued or running, and the messages
+    that arrive meanwhile get a job of their own as soon as the running one has moved the count.
+    """
+    return f"{FOLD_JOB}:{conversation_id}:{generation}:{summarized_message_count}"
+
+
+def serialize_job(job: dict[str, Any]) -> bytes:
+    """Serialize what arq stores for a job or a result; an exception becomes its name, never its text."""
+    result = job.get("r")
+    if isinstance(result, BaseException):
+        job = {**job, "r": type(result).__name__}
+    return json.dumps(job, separators=(",", ":")).encode()
+
+
+def deserialize_job(data: bytes) -> dict[str, Any]:
+    """Read a job or a result.
+
+    Raises:
+        ValueError: it is not what arq writes; arq then drops the job and goes on.
+    """
+    job = json.loads(data)
+    if not isinstance(job, dict):
+        raise ValueError("a job must be a JSON object")
+    is_result = "s" in job
+    if not is_result and not _is_well_formed(job):
+        raise ValueError("a job must have a function name, arguments and a time")
+    return job
+
+
+def _is_well_formed(job: dict[str, Any]) -> bool:
+    expected = {"f": str, "a": list, "k": dict, "et": int}
+    attempt = job.get("t")
+    return all(isinstance(job.get(key), kind) for key, kind in expected.items()) and (
+        attempt is None or isinstance(attempt, int)
+    )

@@ -1,0 +1,298 @@
+"""The model: one class over the official `openai` client, which keeps connections, retries and deadlines.
+
+Owns the wire of the Responses API as Memora needs it, and the one place where the client's errors become ours. Must not
+know what a conversation or a summary is. Calls are stateless and never stored by the provider (`store: false`).
+
+The client's typed parameters and stream events cost three quarters of a turn's CPU, so the input goes through
+`extra_body`, and the few stream events that matter are read from the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import anyio
+import httpx2
+import openai
+
+from memora.core.prompts import ModelRequest
+from memora.errors import (
+    ContextLengthExceeded,
+    ModelDenied,
+    ModelError,
+    ModelRefused,
+    ModelTimeout,
+    ModelUnavailable,
+    OutputUnusable,
+)
+
+Emit = Callable[[str], Awaitable[None]]
+"""Receives the pieces of an answer as they arrive."""
+
+_MAX_CONNECTIONS: Final = 1_000
+_MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
+"""No text reply is this large; a broken endpoint may be."""
+
+_COUNT_TIMEOUT_SECONDS: Final = 5.0
+_NO_PARAMETERS: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """What came back. `problem` is empty for a complete text answer, else why it is none.
+
+    Token counts are the provider's, None where it does not say. `phase` has to be sent back with the message.
+    """
+
+    text: str
+    problem: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    phase: str | None = None
+
+
+class ModelClient:
+    """The models behind one endpoint."""
+
+    def __init__(self, *, api_key: str, base_url: str | None, max_retries: int = 2) -> None:
+        limits = httpx2.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=100)
+        self._client = openai.AsyncOpenAI(
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=max_retries,
+            http_client=openai.DefaultAsyncHttpxClient(limits=limits),
+        )
+        self._counts_tokens = True
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
+
+    async def stream(
+        self,
+        request: ModelRequest,
+        emit: Emit,
+        *,
+        model: str,
+        timeout_seconds: float,
+        parameters: Mapping[str, object] = _NO_PARAMETERS,
+    ) -> ModelReply:
+        """Stream an answer: each piece goes to `emit`, the whole comes back.
+
+        `timeout_seconds` is the deadline of the whole answer.
+
+        Raises:
+            ModelError: no answer, or one that broke off. ContextLengthExceeded: the model says that it is too long.
+        """
+        reader = _StreamReader()
+        with _model_errors(), anyio.fail_after(timeout_seconds):
+            async with self._client.responses.with_streaming_response.create(
+                model=model, stream=True, store=False, extra_body=_body(request, parameters), timeout=timeout_seconds
+            ) as response:
+                async for event in _events(response.http_response.aiter_bytes()):
+                    piece = reader.read(event)
+                    if piece:
+                        await emit(piece)
+                    if reader.finished:
+                        break
+        return _checked_length(reader.reply(), parameters)
+
+    async def complete(self, request: ModelRequest, *, model: str, timeout_seconds: float) -> ModelReply:
+        """Ask for a reply in one piece. An unusable one is a reply with a `problem`, since its tokens were spent.
+
+        Raises:
+            ModelError: the call itself failed.
+        """
+        with _model_errors(), anyio.fail_after(timeout_seconds):
+            response = await self._client.responses.with_raw_response.create(
+                model=model, store=False, extra_body=_body(request, _NO_PARAMETERS), timeout=timeout_seconds
+            )
+            return _reply(_json_object(response.http_response.content))
+
+    async def count_input_tokens(self, request: ModelRequest, *, model: str) -> int | None:
+        """Let the endpoint count; None if it cannot, which is then remembered.
+
+        Raises:
+            ModelError: the endpoint can, but did not answer.
+        """
+        if not self._counts_tokens:
+            return None
+        try:
+            with _model_errors(), anyio.fail_after(_COUNT_TIMEOUT_SECONDS):
+                response = await self._client.responses.input_tokens.with_raw_response.count(
+                    model=model, extra_body=_body(request, _NO_PARAMETERS), timeout=_COUNT_TIMEOUT_SECONDS
+                )
+                counted = _json_object(response.http_response.content).get("input_tokens")
+        except (ModelRefused, OutputUnusable):
+            counted = None
+        self._counts_tokens = isinstance(counted, int)
+        return counted if isinstance(counted, int) else None
+
+    async def check(self, model: str) -> None:
+        """See whether the endpoint answers and knows the model.
+
+        Raises:
+            ModelError: it does not.
+        """
+        with _model_errors(), anyio.fail_after(_COUNT_TIMEOUT_SECONDS):
+            await self._client.models.with_raw_response.retrieve(model, timeout=_COUNT_TIMEOUT_SECONDS)
+
+
+def _body(request: ModelRequest, parameters: Mapping[str, object]) -> dict[str, object]:
+    items = [{"type": "message", "role": role, "content": content} for role, content in request.messages]
+    instructions = {"instructions": request.instructions} if request.instructions else {}
+    return {**parameters, **instructions, "input": items}
+
+
+async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of each server-sent event. Lines end at line feeds only: text may hold others."""
+    buffer = b""
+    async for chunk in chunks:
+        buffer += chunk
+        if len(buffer) > _MAX_REPLY_BYTES:
+            raise OutputUnusable("the model's endpoint sends an endless line")
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+            if data and data != b"[DONE]":
+                yield _json_object(data)
+
+
+class _StreamReader:
+    """Turns the events of one stream into pieces and, at the end, into a reply."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._final: dict[str, Any] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._final is not None
+
+    def read(self, event: dict[str, Any]) -> str:
+        """Take one event; return the text it adds to the answer."""
+        kind = event.get("type")
+        if kind in ("response.output_text.delta", "response.refusal.delta"):
+            piece = str(event.get("delta") or "")
+            self._pieces.append(piece)
+            return piece
+        if kind in ("response.completed", "response.incomplete", "response.failed"):
+            self._final = event.get("response") or {}
+        elif kind == "error" or "error" in event:
+            raise ModelUnavailable(f"the model broke off: {_error_text(event.get('error') or event)}")
+        return ""
+
+    def reply(self) -> ModelReply:
+        if self._final is None:
+            raise ModelUnavailable("the model's answer broke off before its end")
+        reply = _reply(self._final)
+        if self._final.get("status") == "failed":
+            raise ModelUnavailable(f"the model failed: {_error_text(self._final.get('error'))}")
+        # What was streamed is what the user saw; an endpoint may leave the text out of its last event.
+        text = "".join(self._pieces) or reply.text
+        return ModelReply(text, reply.problem, reply.input_tokens, reply.output_tokens, reply.phase)
+
+
+def _reply(response: dict[str, Any]) -> ModelReply:
+    messages = [item for item in _list(response.get("output")) if item.get("type") == "message"]
+    parts = [part for message in messages for part in _list(message.get("content"))]
+    text = "".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text")
+    refusal = "".join(str(part.get("refusal") or "") for part in parts if part.get("type") == "refusal")
+    usage = response.get("usage") if isinstance(response.get("usage"), dict) else {}
+    phase = messages[-1].get("phase") if messages else None
+    return ModelReply(
+        text=text or refusal,
+        problem=_problem(response, text, refusal),
+        input_tokens=_count(usage, "input_tokens"),
+        output_tokens=_count(usage, "output_tokens"),
+        phase=phase if isinstance(phase, str) else None,
+    )
+
+
+def _problem(response: dict[str, Any], text: str, refusal: str) -> str:
+    """Why a reply is not a complete text answer; "" if it is."""
+    status = response.get("status", "completed")
+    if status != "completed":
+        details = response.get("incomplete_details") or response.get("error") or {}
+        return f"{status}: {details.get('reason') or details.get('code') or 'no reason given'}"
+    if refusal and not text:
+        return "refusal"
+    if any(str(item.get("type")).endswith("_call") for item in _list(response.get("output"))):
+        return "tool call"
+    return ""
+
+
+def _checked_length(reply: ModelReply, parameters: Mapping[str, object]) -> ModelReply:
+    """Some endpoints say `completed` although the limit cut the text off."""
+    most = parameters.get("max_output_tokens")
+    if reply.problem or not isinstance(most, int) or (reply.output_tokens or 0) < most:
+        return reply
+    return ModelReply(reply.text, "incomplete: max_output_tokens", reply.input_tokens, reply.output_tokens, reply.phase)
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        raise OutputUnusable("the model's endpoint does not answer in JSON: check OPENAI_BASE_URL") from None
+    if not isinstance(value, dict):
+        raise OutputUnusable("the model's endpoint does not answer with an object: check OPENAI_BASE_URL")
+    return value
+
+
+def _list(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _count(usage: Any, name: str) -> int | None:
+    value = usage.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _error_text(error: object) -> str:
+    if isinstance(error, dict):
+        return str(error.get("message") or error.get("code") or "no reason given")[:200]
+    return "no reason given"
+
+
+@contextmanager
+def _model_errors() -> Iterator[None]:
+    """Turn whatever the client raises inside into a `ModelError`."""
+    try:
+        yield
+    except openai.APIStatusError as error:
+        raise _status_error(error) from error
+    except (openai.APITimeoutError, TimeoutError) as error:
+        raise ModelTimeout("the model did not finish in time: try again, or raise the timeout") from error
+    except (openai.APIError, httpx2.HTTPError, httpx2.StreamError) as error:
+        raise ModelUnavailable("the model's endpoint cannot be reached or broke off: check OPENAI_BASE_URL") from error
+
+
+def _status_error(error: openai.APIStatusError) -> ModelError | ContextLengthExceeded:
+    status, code = error.status_code, str(error.code or error.type or "")
+    if status in (401, 403):
+        return ModelDenied(f"the model's endpoint rejects the API key (status {status}): check OPENAI_API_KEY")
+    if code in _TOO_LONG_CODES:
+        return ContextLengthExceeded("the model says that the input is too long: lower MEMORA_MAX_INPUT_TOKENS")
+    if status in (408, 409, 429) or status >= 500:
+        what = "is asked too often" if status == 429 else "is out of order"
+        return ModelUnavailable(
+            f"the model's endpoint {what} (status {status}): try again later", retry_after=_retry_after(error)
+        )
+    hint = ": check MEMORA_MODEL and OPENAI_BASE_URL" if status == 404 else ""
+    return ModelRefused(f"the model's endpoint rejects the request (status {status}, {code or 'no code'}){hint}")
+
+
+_TOO_LONG_CODES: Final = ("context_length_exceeded", "exceed_context_size_error")
+
+
+def _retry_after(error: openai.APIStatusError) -> float | None:
+    try:
+        return float(error.response.headers["retry-after"])
+    except (KeyError, ValueError):
+        return None

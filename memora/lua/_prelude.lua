@@ -1,0 +1,76 @@
+-- Shared by every script: it is put in front of each before it is loaded.
+-- Reading comes first everywhere: a runtime error after the first write would not undo it.
+
+-- arq's clock is the worker's own. A job scored with the time of Redis would wait for as long as that worker's clock
+-- is behind, so jobs are scored an hour early; among themselves they keep their order.
+local CLOCK_ALLOWANCE_MS = 3600000
+-- How long arq keeps a job nobody starts; the outbox outlives it.
+local JOB_EXPIRES_MS = 86400000
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+local function damaged(key, problem)
+  return redis.error_reply('DAMAGED ' .. key .. ' ' .. problem)
+end
+
+-- The error if a key exists and is not of this kind.
+local function wrong_type(key, kind)
+  local found = redis.call('TYPE', key).ok
+  if found ~= kind and found ~= 'none' then
+    return damaged(key, 'is a ' .. found .. ', not a ' .. kind)
+  end
+end
+
+-- The state of a conversation as {generation, message_count, summarized_message_count, version, expires_at};
+-- nil if there is none; nil and an error if what is stored contradicts itself.
+local function read_state(history, summary)
+  local problem = wrong_type(history, 'list') or wrong_type(summary, 'hash')
+  if problem then return nil, problem end
+  local length = redis.call('LLEN', history)
+  local found = redis.call('HMGET', summary, 'generation', 'message_count', 'summarized_message_count', 'version',
+    'expires_at')
+  if not found[1] then
+    if length > 0 or redis.call('EXISTS', summary) == 1 then
+      return nil, damaged(summary, 'has no generation, although ' .. history .. ' holds ' .. length .. ' messages')
+    end
+    return nil, nil
+  end
+  local count, folded, version = tonumber(found[2]), tonumber(found[3]), tonumber(found[4])
+  if not (count and folded and version) then
+    return nil, damaged(summary, 'lacks a number in message_count, summarized_message_count or version')
+  end
+  if count ~= length then
+    return nil, damaged(history, 'holds ' .. length .. ' messages where ' .. summary .. ' says ' .. count)
+  end
+  if folded < 0 or folded > count then
+    return nil, damaged(summary, 'says that ' .. folded .. ' of ' .. count .. ' messages are summarized')
+  end
+  return {
+    generation = found[1], message_count = count, summarized_message_count = folded, version = version,
+    expires_at = found[5]
+  }
+end
+
+local function job_of(id, generation, folded)
+  return 'fold:' .. id .. ':' .. generation .. ':' .. folded
+end
+
+-- Write arq's own two keys for a fold job, unless the job is there already. True if it was written.
+local function enqueue(queue, id, generation, folded)
+  local job = job_of(id, generation, folded)
+  if redis.call('EXISTS', 'arq:job:' .. job, 'arq:result:' .. job) > 0 then return false end
+  local now = now_ms()
+  local payload = '{"t":null,"f":"fold","a":["' .. id .. '","' .. generation .. '",' .. folded .. '],"k":{},"et":'
+    .. digits(now) .. '}'
+  redis.call('PSETEX', 'arq:job:' .. job, JOB_EXPIRES_MS, payload)
+  redis.call('ZADD', queue, digits(now - CLOCK_ALLOWANCE_MS), job)
+  return true
+end
+

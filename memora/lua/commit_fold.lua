@@ -1,0 +1,58 @@
+-- commit_fold: make a fold real, if nothing it started from has changed: first the generation is compared, then the
+-- count. Tokens are counted even when the fold loses. If more is pending, its job is enqueued under the new count.
+--
+-- KEYS   1 history   2 summary   3 folds   4 pending   5 queue
+-- ARGV   1 id   2 generation   3 count the fold started from   4 count it reaches   5 fold id (makes it safe to repeat)
+--        6 new summary   7 its tokens   8 audit entry (JSON object without "at")   9 fold input tokens
+--        10 fold output tokens   11 messages in the window   12 grace in ms before the sweep looks after a fold
+-- RETURNS {1 committed | 0 stale | -1 gone, summarized_message_count, version, pending}
+local history, summary, folds, pending, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local id, generation, from, to, fold_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local text, text_tokens, entry = ARGV[6], ARGV[7], ARGV[8]
+local input_tokens, output_tokens = ARGV[9], ARGV[10]
+local window, grace_ms = tonumber(ARGV[11]), tonumber(ARGV[12])
+
+local state, problem = read_state(history, summary)
+if problem then return problem end
+problem = wrong_type(folds, 'list') or wrong_type(pending, 'zset') or wrong_type(queue, 'zset')
+if problem then return problem end
+if not state or state.generation ~= generation then return {-1, 0, 0, 0} end
+
+local count = state.message_count
+local function left_over(folded) return math.max(0, count - window - folded) end
+
+local last = redis.call('HMGET', summary, 'last_fold_id', 'last_fold_result')
+if last[1] == fold_id then
+  return {tonumber(last[2]) or 0, state.summarized_message_count, state.version,
+    left_over(state.summarized_message_count)}
+end
+if state.summarized_message_count ~= from then
+  redis.call('HINCRBY', summary, 'fold_input_tokens', input_tokens)
+  redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
+  redis.call('HINCRBY', summary, 'fold_conflicts', 1)
+  redis.call('HSET', summary, 'last_fold_id', fold_id, 'last_fold_result', 0)
+  return {0, state.summarized_message_count, state.version, left_over(state.summarized_message_count)}
+end
+if to <= from or to > count then
+  return redis.error_reply('ERR a fold from ' .. from .. ' cannot reach ' .. to .. ' of ' .. count)
+end
+if redis.call('LLEN', folds) ~= state.version then
+  return damaged(folds, 'does not hold the ' .. state.version .. ' folds that ' .. summary .. ' counts')
+end
+
+local now = now_ms()
+-- The first write is the one that a full Redis refuses, before anything has changed.
+redis.call('RPUSH', folds, string.sub(entry, 1, -2) .. ',"at":' .. digits(now) .. '}')
+redis.call('HSET', summary, 'summary', text, 'summary_tokens', text_tokens, 'summarized_message_count', to,
+  'version', state.version + 1, 'updated_at', digits(now), 'last_fold_id', fold_id, 'last_fold_result', 1)
+redis.call('HINCRBY', summary, 'fold_input_tokens', input_tokens)
+redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
+redis.call('HDEL', summary, 'fold_failures', 'fold_rejections', 'last_fold_error')
+if state.expires_at then redis.call('PEXPIREAT', folds, state.expires_at) end
+if left_over(to) > 0 then
+  redis.call('ZADD', pending, digits(now + grace_ms), id)
+  enqueue(queue, id, generation, to)
+else
+  redis.call('ZREM', pending, id)
+end
+return {1, to, state.version + 1, left_over(to)}

@@ -1,0 +1,38 @@
+-- sweep: see to what is due. Conversations whose fold is overdue get their job again if it was lost; the claim of a
+-- worker that died before its first renewal is cut down to a lease; entries of expired conversations are dropped.
+--
+-- KEYS   1 pending   2 conversations   3 queue
+-- ARGV   1 most conversations to look at   2 ms until they are looked at again   3 lease in ms
+--        4 key prefix up to the id   5 key suffix of a summary
+-- RETURNS {due, enqueued, dropped}
+local pending, conversations, queue = KEYS[1], KEYS[2], KEYS[3]
+local most, again_ms, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local prefix, suffix = ARGV[4], ARGV[5]
+
+local now = now_ms()
+local enqueued, dropped = 0, 0
+local due = redis.call('ZRANGEBYSCORE', pending, '-inf', digits(now), 'LIMIT', 0, most)
+for _, id in ipairs(due) do
+  local summary = prefix .. id .. suffix
+  local kind = redis.call('TYPE', summary).ok
+  if kind == 'none' then
+    redis.call('ZREM', pending, id)
+    dropped = dropped + 1
+  else
+    redis.call('ZADD', pending, digits(now + again_ms), id)
+    local state = kind == 'hash' and redis.call('HMGET', summary, 'generation', 'summarized_message_count') or {}
+    if state[1] and state[2] then
+      local claim = 'arq:in-progress:' .. job_of(id, state[1], state[2])
+      if redis.call('PTTL', claim) > lease_ms then redis.call('PEXPIRE', claim, lease_ms) end
+      if enqueue(queue, id, state[1], state[2]) then enqueued = enqueued + 1 end
+    end
+  end
+end
+-- Oldest first: what expired is found here, a few at a time.
+for _, id in ipairs(redis.call('ZRANGE', conversations, 0, most - 1)) do
+  if redis.call('EXISTS', prefix .. id .. suffix) == 0 then
+    redis.call('ZREM', conversations, id)
+    dropped = dropped + 1
+  end
+end
+return {#due, enqueued, dropped}

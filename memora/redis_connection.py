@@ -1,0 +1,169 @@
+"""The connection to Redis: a bounded pool that survives restarts, and the one place where Redis errors become ours.
+
+Owns timeouts, retries and the translation of exceptions. Must not know a single key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from arq.connections import ArqRedis
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+
+from memora.errors import ConversationDamaged, SettingsError, StoreError, StoreRefused, StoreUnavailable
+from memora.fold_queue import QUEUE, deserialize_job, serialize_job
+
+MAX_CONNECTIONS: Final = 32
+_CONNECT_TIMEOUT_SECONDS: Final = 2.0
+_SOCKET_TIMEOUT_SECONDS: Final = 5.0
+"""Without it a frozen server hangs arq for ever."""
+
+_POOL_TIMEOUT_SECONDS: Final = 5
+_HEALTH_CHECK_SECONDS: Final = 30
+_RETRIES: Final = 5
+_RETRIED: Final = [
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.BusyLoadingError,
+    # A refused connection is raised as the bare OSError from inside connect().
+    OSError,
+]
+
+_DAMAGED: Final = "DAMAGED "
+
+
+def open_redis(url: str) -> ArqRedis:
+    """A client for this URL; connects on first use.
+
+    Raises:
+        SettingsError: the URL cannot be read.
+    """
+    try:
+        options: dict[str, Any] = dict(parse_url(url))
+    except ValueError as error:
+        raise SettingsError(f"the Redis URL cannot be used (not shown): {error}") from None
+    # from_url() would override the connection class for unix:// and rediss://, so the pool is built by hand.
+    connection_class = _CANCELLABLE[options.pop("connection_class", Connection)]
+    pool = BlockingConnectionPool(
+        connection_class=connection_class,
+        max_connections=MAX_CONNECTIONS,
+        timeout=_POOL_TIMEOUT_SECONDS,
+        **{**_connection_options(), **options},
+    )
+    return ArqRedis(pool, job_serializer=serialize_job, job_deserializer=deserialize_job, default_queue_name=QUEUE)
+
+
+async def close_redis(client: ArqRedis) -> None:
+    """Close the client and all its connections."""
+    await client.aclose(close_connection_pool=True)
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """Turn whatever redis-py raises inside into a `StoreError`."""
+    try:
+        yield
+    except (exceptions.RedisError, OSError) as error:
+        raise _translated(error) from error
+
+
+def _translated(error: Exception) -> StoreError:
+    text = str(error)
+    if text.startswith(_DAMAGED):
+        key, _, problem = text.removeprefix(_DAMAGED).partition(" ")
+        return ConversationDamaged(key, problem)
+    for kind, codes, explanation in _REFUSALS:
+        if isinstance(error, kind) or text.startswith(codes):
+            return StoreRefused(explanation)
+    if isinstance(error, exceptions.ResponseError):
+        return StoreError(f"Redis rejects a command: {text[:200]}")
+    return StoreUnavailable("Redis does not answer: check that it runs and that MEMORA_REDIS_URL points to it")
+
+
+# Inside a script the same refusals arrive as plain errors that begin with these codes.
+_REFUSALS: Final[tuple[tuple[type[Exception], tuple[str, ...], str], ...]] = (
+    (
+        exceptions.OutOfMemoryError,
+        ("OOM",),
+        "Redis is full (maxmemory reached): raise maxmemory or delete conversations; nothing was stored",
+    ),
+    (
+        exceptions.ReadOnlyError,
+        ("READONLY",),
+        "Redis is a read-only replica: point MEMORA_REDIS_URL to the primary; nothing was stored",
+    ),
+    (
+        exceptions.AuthenticationError,
+        ("NOAUTH", "WRONGPASS"),
+        "Redis wants another password: check MEMORA_REDIS_URL",
+    ),
+    (
+        exceptions.NoPermissionError,
+        ("NOPERM",),
+        "the Redis user may not do this: its ACL must allow scripts and the keys memora:* and arq:*",
+    ),
+)
+
+
+def _connection_options() -> dict[str, Any]:
+    return {
+        "socket_timeout": _SOCKET_TIMEOUT_SECONDS,
+        "socket_connect_timeout": _CONNECT_TIMEOUT_SECONDS,
+        "health_check_interval": _HEALTH_CHECK_SECONDS,
+        "retry": Retry(ExponentialBackoff(cap=0.5, base=0.02), _RETRIES),
+        "retry_on_error": _RETRIED,
+    }
+
+
+class _CancellableSend:
+    """Sends under `asyncio.timeout`.
+
+    redis-py 5.3 sends under `asyncio.wait_for`, and on Python 3.11 that swallows cancellations: a worker then ignores
+    SIGTERM. Everything else is redis-py's own.
+    """
+
+    async def send_packed_command(self: Any, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        if not self.is_connected:
+            await self.connect()
+        elif check_health:
+            await self.check_health()
+        packed = command.encode() if isinstance(command, str) else command
+        try:
+            async with asyncio.timeout(self.socket_timeout):
+                await self._send_packed_command([packed] if isinstance(packed, bytes) else packed)
+        except TimeoutError:
+            await self.disconnect(nowait=True)
+            raise exceptions.TimeoutError("Timeout writing to socket") from None
+        except OSError as error:
+            await self.disconnect(nowait=True)
+            raise exceptions.ConnectionError(f"Error while writing to socket: {error}") from error
+        except BaseException:
+            # A half-sent command leaves nothing that could be continued.
+            await self.disconnect(nowait=True)
+            raise
+
+
+class _TcpConnection(_CancellableSend, Connection):
+    pass
+
+
+class _UnixConnection(_CancellableSend, UnixDomainSocketConnection):
+    pass
+
+
+class _TlsConnection(_CancellableSend, SSLConnection):
+    pass
+
+
+_CANCELLABLE: Final[dict[Any, Any]] = {
+    Connection: _TcpConnection,
+    UnixDomainSocketConnection: _UnixConnection,
+    SSLConnection: _TlsConnection,
+}

@@ -1,0 +1,582 @@
+"""The store: conversations in Redis, one script per operation.
+
+Owns the key layout and turns every raw reply into a record on the line after it arrives. Must not decide anything: what
+is sent, folded or kept is decided in `core`; the scripts only compare and write.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from arq.connections import ArqRedis
+
+from memora.core.conversation import Conversation, Message, Summary, Usage, check_id
+from memora.core.folding import FoldWork
+from memora.core.window import Context, ContextTokens
+from memora.errors import ConversationDamaged, ConversationDeleted, ConversationNotFound
+from memora.fold_queue import QUEUE
+from memora.redis_connection import redis_errors
+
+SWEEP_GRACE_MS: Final = 5_000
+"""A fold that has not happened this long after it was enqueued is looked after by the sweep."""
+
+PAGE: Final = 500
+"""Messages or audit entries read at once when all of them are wanted."""
+
+
+_SCRIPTS: Final = (
+    *("load_context", "append_turn", "load_fold", "commit_fold", "fail_fold", "settle_fold"),
+    *("delete_conversation", "sweep", "inspect", "read_messages", "read_folds", "last_context"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn to store.
+
+    `turn_id` makes the call safe to repeat; `answered_in` is the generation the turn was answered in.
+    """
+
+    turn_id: str
+    answered_in: str
+    user: Message
+    assistant: Message
+    context: Context
+    window_messages: int
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The conversation right after a turn was stored; `repeated` if it had been stored before."""
+
+    message_count: int
+    summarized_message_count: int
+    version: int
+    pending_messages: int
+    newly_summarized_messages: int
+    summary_update_tokens: int
+    usage: Usage
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FoldSnapshot:
+    """What a fold starts from.
+
+    `oldest` and `newest` are the ends of the tail, and overlap when it is short. `window_messages` is the window as
+    the last turn had it.
+    """
+
+    conversation_id: str
+    generation: str
+    message_count: int
+    summary: Summary
+    oldest: tuple[Message, ...]
+    newest: tuple[Message, ...]
+    failures: int
+    rejections: int
+    window_messages: int
+
+    def work(self, window_messages: int) -> FoldWork:
+        """The part that has left a window of this size."""
+        pending = self.message_count - window_messages - self.summary.summarized_message_count
+        return FoldWork(
+            conversation_id=self.conversation_id,
+            generation=self.generation,
+            summary=self.summary,
+            messages=self.oldest[: max(pending, 0)],
+            failures=self.failures,
+            rejections=self.rejections,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FoldResult:
+    """What one fold came to: the new summary, and how it was made."""
+
+    text: str
+    tokens: int
+    model: str
+    input_tokens: int
+    output_tokens: int
+    duration_seconds: float
+    notes: tuple[str, ...] = ()
+    unfolded: tuple[int, ...] = ()
+
+
+class CommitStatus(Enum):
+    """What became of a commit. STALE: another fold was first. GONE: the conversation was deleted."""
+
+    COMMITTED = 1
+    STALE = 0
+    GONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The conversation right after a commit was tried."""
+
+    status: CommitStatus
+    summarized_message_count: int
+    version: int
+    pending_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """One entry of the audit trail: messages `[start, end)` went into `summary`."""
+
+    version: int
+    start: int
+    end: int
+    summary: str
+    model: str
+    input_tokens: int
+    output_tokens: int
+    duration_seconds: float
+    at: int
+    notes: tuple[str, ...] = ()
+    unfolded: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """One consistent picture of a conversation. Times are milliseconds since the epoch."""
+
+    conversation: Conversation
+    created_at: int
+    updated_at: int
+    fold_due_at: int | None
+    fold_failures: int
+    fold_conflicts: int
+    last_fold_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep found and did."""
+
+    due: int
+    enqueued: int
+    dropped: int
+
+
+class ConversationStore:
+    """Conversations in one Redis. Safe to share between tasks; holds no state of any conversation."""
+
+    def __init__(self, redis: ArqRedis, *, shards: int = 1, ttl_seconds: int | None = None) -> None:
+        self._redis = redis
+        self._shards = shards
+        self._ttl_ms = (ttl_seconds or 0) * 1_000
+        self._scripts = {name: redis.register_script(_source(name)) for name in _SCRIPTS}
+
+    async def load(self, conversation_id: str, most_messages: int) -> Conversation:
+        """Load what one answer needs: one round trip, never reading before the summarized count.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary")
+        reply = await self._run("load_context", keys, most_messages)
+        if not reply:
+            return Conversation(conversation_id)
+        generation, count, folded, version, text, tokens, *usage, tail = reply
+        return Conversation(
+            id=conversation_id,
+            generation=generation.decode(),
+            message_count=count,
+            summary=Summary(text.decode(), folded, version, tokens),
+            tail=_messages(tail, keys[0]),
+            usage=Usage(*usage),
+        )
+
+    async def append(self, conversation_id: str, turn: Turn) -> Appended:
+        """Store one whole turn; repeated with the same turn id it changes nothing.
+
+        Raises:
+            ConversationDeleted: the conversation it was answered in is gone; nothing was stored.
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary", "folds", "turns", "context")
+        shared = self._shared_keys(conversation_id, "conversations", "pending")
+        reply = await self._run(
+            "append_turn",
+            [*keys, *shared, QUEUE],
+            *(conversation_id, turn.turn_id, turn.answered_in, new_generation()),
+            *(self._ttl_ms, turn.window_messages, SWEEP_GRACE_MS, turn.input_tokens, turn.output_tokens),
+            *(_context_json(turn.context), _message_json(turn.user), _message_json(turn.assistant)),
+        )
+        if reply[0] < 0:
+            what = "was deleted while this turn was being answered; the turn was not stored"
+            raise ConversationDeleted(f"conversation {conversation_id} {what}")
+        status, count, folded, version, pending, newly, spent, *usage = reply
+        return Appended(count, folded, version, pending, newly, spent, Usage(*usage), repeated=not status)
+
+    async def load_fold(self, conversation_id: str, *, most_messages: int, window: int) -> FoldSnapshot | None:
+        """Load what a fold starts from; None if there is no such conversation.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary")
+        reply = await self._run("load_fold", keys, most_messages, window)
+        if not reply:
+            return None
+        generation, count, folded, version, text, tokens, failures, rejections, last_window, oldest, newest = reply
+        return FoldSnapshot(
+            conversation_id=conversation_id,
+            generation=generation.decode(),
+            message_count=count,
+            summary=Summary(text.decode(), folded, version, tokens),
+            oldest=_messages(oldest, keys[0]),
+            newest=_messages(newest, keys[0]),
+            failures=failures,
+            rejections=rejections,
+            window_messages=last_window,
+        )
+
+    async def commit_fold(
+        self, snapshot: FoldSnapshot, end: int, result: FoldResult, *, fold_id: str, window_messages: int
+    ) -> Committed:
+        """Make a fold of `[snapshot's count, end)` real, if generation and count are still the snapshot's.
+
+        Raises:
+            StoreError.
+        """
+        conversation_id, start = snapshot.conversation_id, snapshot.summary.summarized_message_count
+        entry = {
+            "version": snapshot.summary.version + 1,
+            "from": start,
+            "to": end,
+            "summary": result.text,
+            "model": result.model,
+            "input_tokens": result.input_tokens,
+            "output_tokens": result.output_tokens,
+            "duration_seconds": round(result.duration_seconds, 3),
+        }
+        if result.notes:
+            entry["notes"] = list(result.notes)
+        if result.unfolded:
+            entry["unfolded"] = list(result.unfolded)
+        keys = self._keys(conversation_id, "history", "summary", "folds")
+        reply = await self._run(
+            "commit_fold",
+            [*keys, *self._shared_keys(conversation_id, "pending"), QUEUE],
+            *(conversation_id, snapshot.generation, start, end, fold_id, result.text, result.tokens, _json(entry)),
+            *(result.input_tokens, result.output_tokens, window_messages, SWEEP_GRACE_MS),
+        )
+        return Committed(CommitStatus(reply[0]), *reply[1:])
+
+    async def fail_fold(
+        self,
+        snapshot: FoldSnapshot,
+        *,
+        fold_id: str,
+        reason: str,
+        rejected: bool,
+        input_tokens: int,
+        output_tokens: int,
+        delay_seconds: float,
+    ) -> None:
+        """Record a fold that came to nothing: what it cost, why, and when to try again.
+
+        Raises:
+            StoreError.
+        """
+        conversation_id = snapshot.conversation_id
+        keys = self._keys(conversation_id, "history", "summary")
+        await self._run(
+            "fail_fold",
+            [*keys, *self._shared_keys(conversation_id, "pending")],
+            *(conversation_id, snapshot.generation, snapshot.summary.summarized_message_count, fold_id),
+            *(int(rejected), reason[:200], input_tokens, output_tokens, int(delay_seconds * 1_000)),
+        )
+
+    async def settle_fold(self, conversation_id: str, snapshot: FoldSnapshot | None) -> bool:
+        """Take a conversation with nothing pending out of the outbox; False if it changed meanwhile.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        seen = ("", 0, 0)
+        if snapshot:
+            seen = (snapshot.generation, snapshot.message_count, snapshot.summary.summarized_message_count)
+        keys = self._keys(conversation_id, "history", "summary")
+        shared = self._shared_keys(conversation_id, "pending")
+        return bool(await self._run("settle_fold", [*keys, *shared], conversation_id, *seen))
+
+    async def delete(self, conversation_id: str) -> bool:
+        """Leave nothing of a conversation behind; False if there was nothing.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary", "folds", "turns", "context")
+        shared = self._shared_keys(conversation_id, "conversations", "pending")
+        return bool(await self._run("delete_conversation", [*keys, *shared, QUEUE], conversation_id))
+
+    async def sweep(self, *, most: int, again_seconds: float, lease_seconds: float) -> Swept:
+        """See to the conversations whose fold is due, in every shard.
+
+        Raises:
+            StoreError.
+        """
+        totals = [0, 0, 0]
+        for shard in range(self._shards):
+            prefix = _prefix(shard)
+            found = await self._run(
+                "sweep",
+                [f"{prefix}pending", f"{prefix}conversations", QUEUE],
+                *(most, int(again_seconds * 1_000), int(lease_seconds * 1_000), prefix, ":summary"),
+            )
+            totals = [total + count for total, count in zip(totals, found, strict=True)]
+        return Swept(*totals)
+
+    async def inspect(self, conversation_id: str, most_messages: int) -> Inspection:
+        """One consistent picture of a conversation.
+
+        Raises:
+            ConversationNotFound, InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary")
+        shared = self._shared_keys(conversation_id, "pending")
+        reply = await self._run("inspect", [*keys, *shared], conversation_id, most_messages)
+        if not reply:
+            raise _not_found(conversation_id)
+        fields = _pairs(reply[0])
+        return _inspection(conversation_id, fields, reply[1], _messages(reply[2], keys[0]))
+
+    async def messages(self, conversation_id: str) -> AsyncIterator[Message]:
+        """Every message of the history, oldest first, in pages.
+
+        Raises:
+            ConversationNotFound, InvalidId, StoreError. ConversationDeleted: it was deleted between two pages.
+        """
+        keys = self._keys(conversation_id, "history", "summary")
+        async for raw in self._pages("read_messages", keys, conversation_id):
+            for message in _messages(raw, keys[0]):
+                yield message
+
+    async def folds(self, conversation_id: str) -> AsyncIterator[Fold]:
+        """The audit trail, oldest first, in pages. Raises what `messages` raises."""
+        keys = self._keys(conversation_id, "history", "summary", "folds")
+        async for raw in self._pages("read_folds", keys, conversation_id):
+            for entry in raw:
+                yield _fold(entry, keys[2])
+
+    async def last_context(self, conversation_id: str) -> Context | None:
+        """What was sent for the last answer; None if there is no such conversation or the record is gone.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary", "folds", "context")
+        reply = await self._run("last_context", keys)
+        if not reply:
+            return None
+        record, entry, tail, message = reply
+        if not message:
+            raise ConversationDamaged(keys[3], "names a message that is not in the history")
+        summary = _fold(entry, keys[2]).summary if entry else ""
+        question = _message(_object(message, keys[0]), keys[0]).content
+        return _context(_object(record, keys[3]), summary, _messages(tail, keys[0]), question, keys[3])
+
+    async def conversation_ids(self) -> list[str]:
+        """Ids of all conversations, the last active first.
+
+        Raises:
+            StoreError.
+        """
+        scored: list[tuple[bytes, float]] = []
+        for shard in range(self._shards):
+            with redis_errors():
+                scored += await self._redis.zrange(f"{_prefix(shard)}conversations", 0, -1, withscores=True)
+        return [member.decode() for member, _ in sorted(scored, key=lambda item: -item[1])]
+
+    async def _pages(self, script: str, keys: Sequence[str], conversation_id: str) -> AsyncIterator[list[bytes]]:
+        first, generation = 0, None
+        while True:
+            reply = await self._run(script, keys, first, first + PAGE)
+            if not reply and generation is None:
+                raise _not_found(conversation_id)
+            if not reply or (generation is not None and reply[0] != generation):
+                raise ConversationDeleted(f"conversation {conversation_id} was deleted while it was being read")
+            generation = reply[0]
+            if not reply[2]:
+                return
+            yield reply[2]
+            first += len(reply[2])
+
+    async def _run(self, script: str, keys: Sequence[str], *arguments: str | int) -> Any:
+        with redis_errors():
+            return await self._scripts[script](keys=list(keys), args=list(arguments))
+
+    def _keys(self, conversation_id: str, *parts: str) -> list[str]:
+        prefix = _prefix(self._shard(check_id(conversation_id)))
+        return [f"{prefix}{conversation_id}:{part}" for part in parts]
+
+    def _shared_keys(self, conversation_id: str, *names: str) -> list[str]:
+        return [f"{_prefix(self._shard(conversation_id))}{name}" for name in names]
+
+    def _shard(self, conversation_id: str) -> int:
+        return zlib.crc32(conversation_id.encode()) % self._shards
+
+
+def new_generation() -> str:
+    """A nonce that names one life of a conversation id."""
+    return secrets.token_hex(8)
+
+
+def message_record(message: Message) -> dict[str, Any]:
+    """A message as it is stored and exported, without what it does not need."""
+    optional = {"phase": message.phase, "incomplete": message.incomplete}
+    record: dict[str, Any] = {"role": message.role, "content": message.content, "tokens": message.tokens}
+    record |= {name: value for name, value in optional.items() if value is not None}
+    return record | ({"at": message.at} if message.at else {})
+
+
+@cache
+def _source(script: str) -> str:
+    folder = resources.files("memora") / "lua"
+    return "".join((folder / f"{name}.lua").read_text("utf-8") for name in ("_prelude", script))
+
+
+def _prefix(shard: int) -> str:
+    return f"memora:{{{shard}}}:"
+
+
+def _not_found(conversation_id: str) -> ConversationNotFound:
+    return ConversationNotFound(f"there is no conversation {conversation_id}: `memora inspect` lists those there are")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _message_json(message: Message) -> str:
+    return _json(message_record(message))
+
+
+def _object(raw: bytes, key: str) -> dict[str, Any]:
+    try:
+        record = json.loads(raw)
+    except ValueError:
+        raise ConversationDamaged(key, "holds a record that is not JSON") from None
+    if not isinstance(record, dict):
+        raise ConversationDamaged(key, "holds a record that is not a JSON object")
+    return record
+
+
+def _messages(raw: Sequence[bytes], key: str) -> tuple[Message, ...]:
+    return tuple(_message(_object(item, key), key) for item in raw)
+
+
+def _message(record: dict[str, Any], key: str) -> Message:
+    role, content, tokens = record.get("role"), record.get("content"), record.get("tokens")
+    if role not in ("user", "assistant") or not isinstance(content, str) or not isinstance(tokens, int):
+        raise ConversationDamaged(key, "holds a record without role, content or tokens")
+    return Message(role, content, tokens, record.get("at", 0), record.get("phase"), record.get("incomplete"))
+
+
+def _fold(raw: bytes, key: str) -> Fold:
+    record = _object(raw, key)
+    try:
+        return Fold(
+            version=record["version"],
+            start=record["from"],
+            end=record["to"],
+            summary=record["summary"],
+            model=record["model"],
+            input_tokens=record["input_tokens"],
+            output_tokens=record["output_tokens"],
+            duration_seconds=record["duration_seconds"],
+            at=record["at"],
+            notes=tuple(record.get("notes", ())),
+            unfolded=tuple(record.get("unfolded", ())),
+        )
+    except KeyError as missing:
+        raise ConversationDamaged(key, f"holds an entry without {missing}") from None
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[str, str]:
+    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+
+
+def _inspection(conversation_id: str, fields: dict[str, str], due: bytes, tail: tuple[Message, ...]) -> Inspection:
+    def number(name: str) -> int:
+        return int(float(fields.get(name) or 0))
+
+    conversation = Conversation(
+        id=conversation_id,
+        generation=fields["generation"],
+        message_count=number("message_count"),
+        summary=Summary(
+            fields.get("summary", ""), number("summarized_message_count"), number("version"), number("summary_tokens")
+        ),
+        tail=tail,
+        usage=Usage(
+            number("answer_input_tokens"),
+            number("answer_output_tokens"),
+            number("fold_input_tokens"),
+            number("fold_output_tokens"),
+        ),
+    )
+    return Inspection(
+        conversation=conversation,
+        created_at=number("created_at"),
+        updated_at=number("updated_at"),
+        fold_due_at=int(float(due)) if due else None,
+        fold_failures=number("fold_failures"),
+        fold_conflicts=number("fold_conflicts"),
+        last_fold_error=fields.get("last_fold_error", ""),
+    )
+
+
+def _context_json(context: Context) -> str:
+    """What was sent, by reference: the summary is in the audit trail, the messages are in the history."""
+    return _json(
+        {
+            "instructions": context.instructions,
+            "summary_version": context.summary_version if context.summary else 0,
+            "summary_chars": len(context.summary),
+            "summary_in_instructions": context.summary_in_instructions,
+            "tail_start": context.tail_start,
+            "tail_messages": len(context.tail),
+            "gap_messages": context.gap_messages,
+            "tokens": {
+                "instructions": context.tokens.instructions,
+                "summary": context.tokens.summary,
+                "tail": context.tokens.tail,
+                "message": context.tokens.message,
+            },
+            "counted_input_tokens": context.counted_input_tokens,
+        }
+    )
+
+
+def _context(record: dict[str, Any], summary: str, tail: tuple[Message, ...], message: str, key: str) -> Context:
+    try:
+        return Context(
+            instructions=record["instructions"],
+            summary=summary[: record["summary_chars"]],
+            summary_version=record["summary_version"],
+            tail=tail,
+            message=message,
+            tail_start=record["tail_start"],
+            gap_messages=record["gap_messages"],
+            tokens=ContextTokens(**record["tokens"]),
+            counted_input_tokens=record["counted_input_tokens"],
+            summary_in_instructions=record["summary_in_instructions"],
+        )
+    except (KeyError, TypeError) as missing:
+        raise ConversationDamaged(key, f"lacks {missing}") from None
