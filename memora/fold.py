@@ -109,12 +109,12 @@ class FoldService:
         now = window_messages(snapshot.newest, summary, settings.instructions_text, settings.budget)
         return min(now, snapshot.window_messages)
 
-    async def _postpone(self, snapshot: FoldSnapshot, failed: NotSummarized, fold_id: str) -> Postponed:
+    async def _postpone(self, snapshot: FoldSnapshot, failed: NotSummarized, fold_id: str) -> FoldOutcome:
         first = self._settings.fold_retry_seconds
         # Jitter only spreads load, so the plain generator will do.
         delay = backoff_seconds(snapshot.failures + 1, first, random.random())  # noqa: S311
         delay = max(delay, min(failed.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS))
-        await self._store.fail_fold(
+        try_again = await self._store.fail_fold(
             snapshot,
             fold_id=fold_id,
             reason=failed.reason,
@@ -123,7 +123,7 @@ class FoldService:
             output_tokens=failed.spent.output_tokens,
             delay_seconds=delay,
         )
-        return Postponed(failed.reason, delay)
+        return Postponed(failed.reason, delay) if try_again else NothingToFold()
 
 
 def _position(snapshot: FoldSnapshot) -> tuple[str, int]:

@@ -287,20 +287,23 @@ class ConversationStore:
         input_tokens: int,
         output_tokens: int,
         delay_seconds: float,
-    ) -> None:
+    ) -> bool:
         """Record a fold that came to nothing: what it cost, why, and when to try again.
+
+        False if there is nothing to try again: the count has moved, or the conversation is gone.
 
         Raises:
             StoreError.
         """
         conversation_id = snapshot.conversation_id
         keys = self._keys(conversation_id, "history", "summary")
-        await self._run(
+        status = await self._run(
             "fail_fold",
             [*keys, *self._shared_keys(conversation_id, "pending")],
             *(conversation_id, snapshot.generation, snapshot.summary.summarized_message_count, fold_id),
             *(int(rejected), reason[:200], input_tokens, output_tokens, int(delay_seconds * 1_000)),
         )
+        return int(status) == 1
 
     async def settle_fold(self, conversation_id: str, snapshot: FoldSnapshot | None) -> bool:
         """Take a conversation with nothing pending out of the outbox; False if it changed meanwhile.

@@ -4,7 +4,7 @@
 -- ARGV   1 id   2 generation   3 count the fold started from   4 fold id (makes it safe to repeat)
 --        5 1 if the model answered and the answer was no summary, else 0   6 the reason, one line
 --        7 fold input tokens   8 fold output tokens   9 ms until the next try
--- RETURNS {1 recorded | 0 the count has moved: tokens counted, nothing else | -1 gone}
+-- RETURNS 1 recorded | 0 the count has moved: tokens counted, nothing else | -1 gone
 local history, summary, pending = KEYS[1], KEYS[2], KEYS[3]
 local id, generation, from, fold_id, rejected = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local reason, input_tokens, output_tokens, delay_ms = ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
@@ -13,15 +13,17 @@ local state, problem = read_state(history, summary)
 if problem then return problem end
 problem = wrong_type(pending, 'zset')
 if problem then return problem end
-if not state or state.generation ~= generation then return {-1} end
-if redis.call('HGET', summary, 'last_fold_id') == fold_id then return {1} end
+if not state or state.generation ~= generation then return -1 end
+if redis.call('HGET', summary, 'last_fold_id') == fold_id then
+  return state.summarized_message_count == from and 1 or 0
+end
 
 redis.call('HSET', summary, 'last_fold_id', fold_id, 'last_fold_result', 0)
 redis.call('HINCRBY', summary, 'fold_input_tokens', input_tokens)
 redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
-if state.summarized_message_count ~= from then return {0} end
+if state.summarized_message_count ~= from then return 0 end
 redis.call('HINCRBY', summary, 'fold_failures', 1)
 redis.call('HINCRBY', summary, 'fold_rejections', rejected)
 redis.call('HSET', summary, 'last_fold_error', reason)
 redis.call('ZADD', pending, digits(now_ms() + delay_ms), id)
-return {1}
+return 1

@@ -1,0 +1,68 @@
+"""What the tests stand on: one real private server for each test process, emptied before each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from arq.connections import ArqRedis
+from memora.embedded_redis import EmbeddedRedis
+from memora.offline_model import OfflineModel
+from memora.redis_connection import close_redis, open_redis
+from memora.settings import Settings
+from memora.store import ConversationStore
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_environment() -> Iterator[None]:
+    """No setting of the person who runs the tests leaks into them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("MEMORA_", "OPENAI_")) or name in ("REDIS_URL", "NO_COLOR"):
+                patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """A real server on a socket of its own."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.fixture
+async def redis(redis_server: EmbeddedRedis) -> AsyncIterator[ArqRedis]:
+    """A client of the emptied server."""
+    client = open_redis(redis_server.url)
+    await client.flushall()
+    yield client
+    await close_redis(client)
+
+
+@pytest.fixture
+async def store(redis: ArqRedis) -> ConversationStore:
+    """The store over the emptied server."""
+    return ConversationStore(redis)
+
+
+@pytest.fixture
+async def offline() -> AsyncIterator[OfflineModel]:
+    """The offline model, scriptable."""
+    async with OfflineModel(scriptable=True) as model:
+        yield model
+
+
+@pytest.fixture
+def settings(redis_server: EmbeddedRedis, offline: OfflineModel, tmp_path: Path) -> Settings:
+    """Settings that point to the server and the scriptable model; quick to retry."""
+    return Settings(
+        _env_file=None,
+        redis_url=redis_server.url,
+        openai_api_key="test-key-0123",
+        openai_base_url=offline.url,
+        data_dir=tmp_path,
+        fold_retry_seconds=0.1,
+        fold_lease_seconds=1.0,
+    )
