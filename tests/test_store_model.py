@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import hypothesis.strategies as st
 import pytest
@@ -19,13 +19,14 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from turns import MOST_MESSAGES, WINDOW_MESSAGES, fold_result, turn
+
 from memora.core.conversation import Conversation
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import ConversationDeleted, ConversationNotFound
 from memora.fold_queue import QUEUE, job_id
 from memora.redis_connection import close_redis, open_redis
 from memora.store import CommitStatus, ConversationStore, FoldSnapshot
-from turns import MOST_MESSAGES, WINDOW_MESSAGES, fold_result, turn
 
 Result = TypeVar("Result")
 
@@ -76,8 +77,11 @@ class StoreMachine(RuleBasedStateMachine):
     in_flight: Bundle[InFlight] = Bundle("in_flight")
     answering: Bundle[tuple[str, Life | None, Conversation]] = Bundle("answering")
 
-    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        return self.runner.run(coroutine)
+    def run(self, awaitable: Awaitable[Result]) -> Result:
+        async def await_it() -> Result:
+            return await awaitable
+
+        return self.runner.run(await_it())
 
     def teardown(self) -> None:
         self.run(close_redis(self.redis))
@@ -87,49 +91,49 @@ class StoreMachine(RuleBasedStateMachine):
         self.number += 1
         return self.number
 
-    @rule(id=st.sampled_from(IDS), times=st.integers(1, 5))
-    def append(self, id: str, times: int) -> None:
+    @rule(name=st.sampled_from(IDS), times=st.integers(1, 5))
+    def append(self, name: str, times: int) -> None:
         for _ in range(times):
             number = self.next_number()
-            conversation = self.run(self.store.load(id, MOST_MESSAGES))
-            appended = self.run(self.store.append(id, turn(conversation, number)))
-            life = self.lives.setdefault(id, Life())
+            conversation = self.run(self.store.load(name, MOST_MESSAGES))
+            appended = self.run(self.store.append(name, turn(conversation, number)))
+            life = self.lives.setdefault(name, Life())
             life.turns.append(f"turn-{number}")
             assert not appended.repeated
             assert appended.message_count == life.messages
             assert appended.summarized_message_count == life.folded
             assert appended.pending_messages == life.pending
 
-    @rule(id=st.sampled_from(IDS), which=st.integers(0, 63))
-    def repeat_append(self, id: str, which: int) -> None:
-        life = self.lives.get(id)
+    @rule(name=st.sampled_from(IDS), which=st.integers(0, 63))
+    def repeat_append(self, name: str, which: int) -> None:
+        life = self.lives.get(name)
         if life is None:
             return
         turn_id = life.turns[-1 - which % min(len(life.turns), 64)]
-        conversation = self.run(self.store.load(id, MOST_MESSAGES))
-        appended = self.run(self.store.append(id, turn(conversation, "again", turn_id=turn_id)))
+        conversation = self.run(self.store.load(name, MOST_MESSAGES))
+        appended = self.run(self.store.append(name, turn(conversation, "again", turn_id=turn_id)))
         assert appended.repeated
         assert appended.message_count == life.messages
 
-    @rule(target=answering, id=st.sampled_from(IDS))
-    def begin_answer(self, id: str) -> tuple[str, Life | None, Conversation]:
-        return id, self.lives.get(id), self.run(self.store.load(id, MOST_MESSAGES))
+    @rule(target=answering, name=st.sampled_from(IDS))
+    def begin_answer(self, name: str) -> tuple[str, Life | None, Conversation]:
+        return name, self.lives.get(name), self.run(self.store.load(name, MOST_MESSAGES))
 
     @rule(begun=consumes(answering))
     def end_answer(self, begun: tuple[str, Life | None, Conversation]) -> None:
-        id, life, conversation = begun
+        name, life, conversation = begun
         number = self.next_number()
-        if life is not None and self.lives.get(id) is not life:
+        if life is not None and self.lives.get(name) is not life:
             with pytest.raises(ConversationDeleted):
-                self.run(self.store.append(id, turn(conversation, number)))
+                self.run(self.store.append(name, turn(conversation, number)))
             return
-        self.run(self.store.append(id, turn(conversation, number)))
-        self.lives.setdefault(id, Life()).turns.append(f"turn-{number}")
+        self.run(self.store.append(name, turn(conversation, number)))
+        self.lives.setdefault(name, Life()).turns.append(f"turn-{number}")
 
-    @rule(target=in_flight, id=st.sampled_from(IDS))
-    def begin_fold(self, id: str) -> InFlight:
-        snapshot = self.run(self.store.load_fold(id, most_messages=MOST_MESSAGES, window=WINDOW_MESSAGES))
-        life = self.lives.get(id)
+    @rule(target=in_flight, name=st.sampled_from(IDS))
+    def begin_fold(self, name: str) -> InFlight:
+        snapshot = self.run(self.store.load_fold(name, most_messages=MOST_MESSAGES, window=WINDOW_MESSAGES))
+        life = self.lives.get(name)
         assert (snapshot is None) == (life is None)
         if snapshot is None or life is None:
             return multiple()  # type: ignore[return-value]  # Hypothesis: adds nothing to the bundle
@@ -142,7 +146,7 @@ class StoreMachine(RuleBasedStateMachine):
         end = min(fold.folded + 2 * messages, fold.snapshot.message_count)
         if end == fold.folded:
             return
-        id, alive = fold.snapshot.conversation_id, self.lives.get(fold.snapshot.conversation_id) is fold.life
+        name, alive = fold.snapshot.conversation_id, self.lives.get(fold.snapshot.conversation_id) is fold.life
         fresh = alive and fold.life.folded == fold.folded
         expected = CommitStatus.COMMITTED if fresh else CommitStatus.STALE if alive else CommitStatus.GONE
         for _ in range(times):
@@ -158,7 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
             fold.life.folds.append((fold.folded, end))
             fold.life.folded = end
         if expected is CommitStatus.COMMITTED:
-            assert id in self.lives
+            assert name in self.lives
 
     def fold_id(self, fold: InFlight) -> str:
         """A new id for each commit of a snapshot; the same one for its repetition."""
@@ -182,44 +186,44 @@ class StoreMachine(RuleBasedStateMachine):
         if alive:
             fold.life.fold_tokens += 10
 
-    @rule(id=st.sampled_from(IDS))
-    def settle(self, id: str) -> None:
+    @rule(name=st.sampled_from(IDS))
+    def settle(self, name: str) -> None:
         """A fold that finds nothing to do takes the conversation out of the outbox."""
-        snapshot = self.run(self.store.load_fold(id, most_messages=MOST_MESSAGES, window=WINDOW_MESSAGES))
-        life = self.lives.get(id)
+        snapshot = self.run(self.store.load_fold(name, most_messages=MOST_MESSAGES, window=WINDOW_MESSAGES))
+        life = self.lives.get(name)
         if life is None or life.pending == 0:
-            assert self.run(self.store.settle_fold(id, snapshot))
+            assert self.run(self.store.settle_fold(name, snapshot))
 
     @rule()
     def sweep(self) -> None:
         self.run(self.store.sweep(most=100, again_seconds=0, lease_seconds=1))
 
-    @rule(id=st.sampled_from(IDS))
-    def delete(self, id: str) -> None:
-        assert self.run(self.store.delete(id)) == (self.lives.pop(id, None) is not None)
+    @rule(name=st.sampled_from(IDS))
+    def delete(self, name: str) -> None:
+        assert self.run(self.store.delete(name)) == (self.lives.pop(name, None) is not None)
 
     @invariant()
     def histories_agree(self) -> None:
-        for id in IDS:
-            life = self.lives.get(id)
+        for name in IDS:
+            life = self.lives.get(name)
             if life is None:
                 with pytest.raises(ConversationNotFound):
-                    self.run(self.contents(id))
+                    self.run(self.contents(name))
                 continue
-            contents, folds = self.run(self.contents(id))
-            numbers = [name.removeprefix("turn-") for name in life.turns]
+            contents, folds = self.run(self.contents(name))
+            numbers = [turn_id.removeprefix("turn-") for turn_id in life.turns]
             assert contents == [text for n in numbers for text in (f"question {n}", f"answer {n}")]
             assert folds == life.folds
             assert [start for start, _ in folds] == [0, *(end for _, end in folds)][: len(folds)]
 
-    async def contents(self, id: str) -> tuple[list[str], list[tuple[int, int]]]:
-        messages = [message.content async for message in self.store.messages(id)]
-        return messages, [(fold.start, fold.end) async for fold in self.store.folds(id)]
+    async def contents(self, name: str) -> tuple[list[str], list[tuple[int, int]]]:
+        messages = [message.content async for message in self.store.messages(name)]
+        return messages, [(fold.start, fold.end) async for fold in self.store.folds(name)]
 
     @invariant()
     def figures_agree(self) -> None:
-        for id, life in self.lives.items():
-            inspection = self.run(self.store.inspect(id, MOST_MESSAGES))
+        for name, life in self.lives.items():
+            inspection = self.run(self.store.inspect(name, MOST_MESSAGES))
             conversation = inspection.conversation
             assert conversation.summary.summarized_message_count == life.folded
             assert conversation.summary.version == len(life.folds)
@@ -229,26 +233,31 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def outbox_and_queue_cover_what_is_pending(self) -> None:
         pending = {member.decode() for member in self.run(self.redis.zrange("memora:{0}:pending", 0, -1))}
-        assert {id for id, life in self.lives.items() if life.pending} <= pending <= set(self.lives)
+        assert {name for name, life in self.lives.items() if life.pending} <= pending <= set(self.lives)
         jobs = {member.decode() for member in self.run(self.redis.zrange(QUEUE, 0, -1))}
-        for id, life in self.lives.items():
-            generation = self.run(self.store.load(id, 2)).generation
-            current = job_id(id, generation, life.folded)
+        for name, life in self.lives.items():
+            generation = self.run(self.store.load(name, 2)).generation
+            current = job_id(name, generation, life.folded)
             assert not life.pending or current in jobs
 
     @invariant()
     def the_dead_leave_nothing(self) -> None:
         keys = [key.decode() for key in self.run(self.redis.keys("*"))]
-        for id in set(IDS) - set(self.lives):
-            assert not [key for key in keys if key.startswith((f"memora:{{0}}:{id}:", f"arq:job:fold:{id}:"))]
+        for name in set(IDS) - set(self.lives):
+            assert not [key for key in keys if key.startswith((f"memora:{{0}}:{name}:", f"arq:job:fold:{name}:"))]
         assert sorted(self.lives) == sorted(self.run(self.store.conversation_ids()))
 
 
 def test_the_store_agrees_with_a_plain_model_of_it(redis_server: EmbeddedRedis) -> None:
     """Appends, repetitions, fresh, stale and failed folds, deletions and new lives keep every invariant."""
+
+    class Machine(StoreMachine):
+        def __init__(self) -> None:
+            super().__init__(redis_server.url)
+
     run_state_machine_as_test(
-        lambda: StoreMachine(redis_server.url),
+        Machine,
         settings=settings(
-            max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
