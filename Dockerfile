@@ -12,7 +12,7 @@ FROM python:3.13-slim
 RUN useradd --create-home --uid 10001 memora
 COPY --from=build /opt/memora /opt/memora
 ENV PATH="/opt/memora/bin:$PATH" PYTHONUNBUFFERED=1 MEMORA_DATA_DIR=/home/memora/data
-USER memora
+USER 10001
 WORKDIR /home/memora
 ENTRYPOINT ["memora"]
 CMD ["--help"]

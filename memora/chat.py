@@ -17,7 +17,7 @@ import anyio
 from memora.core.conversation import Conversation, Message, check_text, is_blank
 from memora.core.tokens import Calibration, count_text_tokens
 from memora.core.window import Budget, Context, most_useful_messages, select_context, window_messages
-from memora.errors import ContextLengthExceeded, ModelError, OutputUnusable, SettingsError
+from memora.errors import ContextLengthExceeded, ModelError, OutputUnusable, SettingsError, StoreUnavailable
 from memora.llm import Emit, ModelClient, ModelReply
 from memora.settings import Settings
 from memora.store import Appended, ConversationStore, Turn
@@ -97,10 +97,9 @@ class ChatService:
             timeout_seconds=self._settings.answer_timeout_seconds,
             parameters=parameters,
         )
-        turn = self._turn(conversation, context, reply, turn_id or secrets.token_hex(16))
-        with anyio.CancelScope(shield=True), anyio.fail_after(STORE_DEADLINE_SECONDS):
-            appended = await self._store.append(conversation_id, turn)
         self._learn(context, reply)
+        turn = self._turn(conversation, context, reply, turn_id or secrets.token_hex(16))
+        appended = await self._append(conversation_id, turn)
         return TurnResult(
             conversation_id=conversation_id,
             text=reply.text,
@@ -112,6 +111,16 @@ class ChatService:
     async def preview(self, conversation: Conversation, text: str) -> Context:
         """The context that the next answer would be made from, if it were this message; nothing is sent."""
         return select_context(conversation, self._settings.instructions_text, text, self._budget())
+
+    async def _append(self, conversation_id: str, turn: Turn) -> Appended:
+        """Store the turn, also if whoever waited for it has gone; but not for ever."""
+        try:
+            with anyio.CancelScope(shield=True), anyio.fail_after(STORE_DEADLINE_SECONDS):
+                return await self._store.append(conversation_id, turn)
+        except TimeoutError:
+            raise StoreUnavailable(
+                "Redis took too long to store the turn, which may or may not be there: look before you send it again"
+            ) from None
 
     def _budget(self) -> Budget:
         calibration = self._calibrations.get(self._settings.model, Calibration())
@@ -162,7 +171,7 @@ class ChatService:
         incomplete = reply.problem.removeprefix("incomplete: ") if reply.problem.startswith("incomplete") else None
         if is_blank(reply.text) or (incomplete and incomplete != "max_output_tokens"):
             raise OutputUnusable(f"the model gave no answer ({reply.problem or 'it is empty'}): nothing was stored")
-        budget = self._settings.budget
+        budget = self._budget()
         user = Message("user", context.message, count_text_tokens(context.message, budget.vocabulary))
         tokens = count_text_tokens(reply.text, budget.vocabulary)
         assistant = Message("assistant", reply.text, tokens, phase=reply.phase, incomplete=incomplete)

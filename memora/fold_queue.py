@@ -30,7 +30,7 @@ def serialize_job(job: dict[str, Any]) -> bytes:
     result = job.get("r")
     if isinstance(result, BaseException):
         job = {**job, "r": type(result).__name__}
-    return json.dumps(job, separators=(",", ":")).encode()
+    return json.dumps(job, separators=(",", ":"), allow_nan=False).encode()
 
 
 def deserialize_job(data: bytes) -> dict[str, Any]:
@@ -39,7 +39,10 @@ def deserialize_job(data: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it is not what arq writes; arq then drops the job and goes on.
     """
-    job = json.loads(data)
+    try:
+        job = json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("a job must not be nested like this") from None
     if not isinstance(job, dict):
         raise ValueError("a job must be a JSON object")
     is_result = "s" in job
@@ -50,7 +53,11 @@ def deserialize_job(data: bytes) -> dict[str, Any]:
 
 def _is_well_formed(job: dict[str, Any]) -> bool:
     expected = {"f": str, "a": list, "k": dict, "et": int}
-    attempt = job.get("t")
-    return all(isinstance(job.get(key), kind) for key, kind in expected.items()) and (
-        attempt is None or isinstance(attempt, int)
+    # By its exact kind: in Python, but not in JSON, true is a number.
+    return all(type(job.get(key)) is kind for key, kind in expected.items()) and (
+        "t" in job and (job["t"] is None or type(job["t"]) is int)
     )
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"a job must be JSON, which has no {name}")

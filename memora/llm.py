@@ -10,8 +10,9 @@ The client's typed parameters and stream events cost three quarters of a turn's 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -29,13 +30,14 @@ from memora.errors import (
     ModelTimeout,
     ModelUnavailable,
     OutputUnusable,
+    SettingsError,
 )
 
 Emit = Callable[[str], Awaitable[None]]
 """Receives the pieces of an answer as they arrive."""
 
 _MAX_CONNECTIONS: Final = 1_000
-_MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
+_MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 """No text reply is this large; a broken endpoint may be."""
 
 _COUNT_TIMEOUT_SECONDS: Final = 5.0
@@ -57,9 +59,16 @@ class ModelReply:
 
 
 class ModelClient:
-    """The models behind one endpoint."""
+    """The models behind one endpoint.
+
+    Raises:
+        SettingsError: the API key cannot be sent.
+    """
 
     def __init__(self, *, api_key: str, base_url: str | None, max_retries: int = 2) -> None:
+        api_key = api_key.strip()
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise SettingsError("OPENAI_API_KEY holds characters that no key has (not shown): copy it again")
         limits = httpx2.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=100)
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
@@ -91,12 +100,18 @@ class ModelClient:
         """
         reader = _StreamReader()
         with _model_errors(), anyio.fail_after(timeout_seconds):
-            async with self._client.responses.with_streaming_response.create(
-                model=model, stream=True, store=False, extra_body=_body(request, parameters), timeout=timeout_seconds
-            ) as response:
-                async for event in _events(response.http_response.aiter_bytes()):
-                    piece = reader.read(event)
-                    if piece:
+            async with (
+                self._client.responses.with_streaming_response.create(
+                    model=model,
+                    stream=True,
+                    store=False,
+                    extra_body=_body(request, parameters),
+                    timeout=timeout_seconds,
+                ) as response,
+                aclosing(response.http_response.aiter_bytes()) as chunks,
+            ):
+                async for chunk in chunks:
+                    for piece in reader.read(chunk):
                         await emit(piece)
                     if reader.finished:
                         break
@@ -149,24 +164,15 @@ def _body(request: ModelRequest, parameters: Mapping[str, object]) -> dict[str, 
     return {**parameters, **instructions, "input": items}
 
 
-async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of each server-sent event. Lines end at line feeds only: text may hold others."""
-    buffer = b""
-    async for chunk in chunks:
-        buffer += chunk
-        if len(buffer) > _MAX_REPLY_BYTES:
-            raise OutputUnusable("the model's endpoint sends an endless line")
-        *lines, buffer = buffer.split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-            if data and data != b"[DONE]":
-                yield _json_object(data)
-
-
 class _StreamReader:
-    """Turns the events of one stream into pieces and, at the end, into a reply."""
+    """Turns the bytes of one stream of server-sent events into pieces and, at the end, into a reply.
+
+    Lines end at line feeds only: text may hold any other separator.
+    """
 
     def __init__(self) -> None:
+        self._unfinished_line = b""
+        self._half_character = ""
         self._pieces: list[str] = []
         self._final: dict[str, Any] | None = None
 
@@ -174,28 +180,53 @@ class _StreamReader:
     def finished(self) -> bool:
         return self._final is not None
 
-    def read(self, event: dict[str, Any]) -> str:
-        """Take one event; return the text it adds to the answer."""
+    def read(self, chunk: bytes) -> list[str]:
+        """Take what arrived; return the pieces of text it completes."""
+        *lines, self._unfinished_line = (self._unfinished_line + chunk).split(b"\n")
+        if len(self._unfinished_line) > _MAX_LINE_BYTES:
+            raise OutputUnusable("the model's endpoint sends an endless line")
+        pieces = [self._event(_json_object(data)) for line in lines if (data := _data(line))]
+        self._pieces += pieces
+        return [piece for piece in pieces if piece]
+
+    def _event(self, event: dict[str, Any]) -> str:
+        """The text an event adds to the answer."""
         kind = event.get("type")
         if kind in ("response.output_text.delta", "response.refusal.delta"):
-            piece = str(event.get("delta") or "")
-            self._pieces.append(piece)
-            return piece
-        if kind in ("response.completed", "response.incomplete", "response.failed"):
-            self._final = event.get("response") or {}
-        elif kind == "error" or "error" in event:
-            raise ModelUnavailable(f"the model broke off: {_error_text(event.get('error') or event)}")
+            return self._piece(str(event.get("delta") or ""))
+        if kind in _ENDINGS:
+            # The event says how it ended; some endpoints leave that out of the object inside.
+            self._final = {**_dict(event.get("response")), "status": _ENDINGS[kind]}
+        elif kind == "error" or event.get("error"):
+            raise _stream_error("the model broke off", _dict(event.get("error")) or event)
         return ""
+
+    def _piece(self, delta: str) -> str:
+        """The text of a delta. Half of a character that two deltas share waits for the other half."""
+        text = self._half_character + delta
+        self._half_character = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        return _encodable(text.removesuffix(self._half_character))
 
     def reply(self) -> ModelReply:
         if self._final is None:
             raise ModelUnavailable("the model's answer broke off before its end")
+        if self._final["status"] == "failed":
+            raise _stream_error("the model failed", _dict(self._final.get("error")))
         reply = _reply(self._final)
-        if self._final.get("status") == "failed":
-            raise ModelUnavailable(f"the model failed: {_error_text(self._final.get('error'))}")
         # What was streamed is what the user saw; an endpoint may leave the text out of its last event.
         text = "".join(self._pieces) or reply.text
         return ModelReply(text, reply.problem, reply.input_tokens, reply.output_tokens, reply.phase)
+
+
+_ENDINGS: Final[Mapping[object, str]] = {
+    f"response.{ending}": ending for ending in ("completed", "incomplete", "failed")
+}
+
+
+def _data(line: bytes) -> bytes:
+    """What a `data:` line carries; other fields and the end marker of older APIs carry nothing we need."""
+    data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+    return b"" if data == b"[DONE]" else data
 
 
 def _reply(response: dict[str, Any]) -> ModelReply:
@@ -203,10 +234,10 @@ def _reply(response: dict[str, Any]) -> ModelReply:
     parts = [part for message in messages for part in _list(message.get("content"))]
     text = "".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text")
     refusal = "".join(str(part.get("refusal") or "") for part in parts if part.get("type") == "refusal")
-    usage = response.get("usage") if isinstance(response.get("usage"), dict) else {}
+    usage = _dict(response.get("usage"))
     phase = messages[-1].get("phase") if messages else None
     return ModelReply(
-        text=text or refusal,
+        text=_encodable(text or refusal),
         problem=_problem(response, text, refusal),
         input_tokens=_count(usage, "input_tokens"),
         output_tokens=_count(usage, "output_tokens"),
@@ -218,8 +249,8 @@ def _problem(response: dict[str, Any], text: str, refusal: str) -> str:
     """Why a reply is not a complete text answer; "" if it is."""
     status = response.get("status", "completed")
     if status != "completed":
-        details = response.get("incomplete_details") or response.get("error") or {}
-        return f"{status}: {details.get('reason') or details.get('code') or 'no reason given'}"
+        details = _dict(response.get("incomplete_details")) or _dict(response.get("error"))
+        return f"{_word(status)}: {_word(details.get('reason') or details.get('code'))}"
     if refusal and not text:
         return "refusal"
     if any(str(item.get("type")).endswith("_call") for item in _list(response.get("output"))):
@@ -238,11 +269,25 @@ def _checked_length(reply: ModelReply, parameters: Mapping[str, object]) -> Mode
 def _json_object(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise OutputUnusable("the model's endpoint does not answer in JSON: check OPENAI_BASE_URL") from None
     if not isinstance(value, dict):
         raise OutputUnusable("the model's endpoint does not answer with an object: check OPENAI_BASE_URL")
     return value
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _encodable(text: str) -> str:
+    """Join the halves of characters that an endpoint has escaped apart; a lone half becomes U+FFFD."""
+    if text.isascii() or not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def _list(value: object) -> list[dict[str, Any]]:
@@ -254,10 +299,18 @@ def _count(usage: Any, name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _error_text(error: object) -> str:
-    if isinstance(error, dict):
-        return str(error.get("message") or error.get("code") or "no reason given")[:200]
-    return "no reason given"
+def _stream_error(what: str, error: Mapping[str, Any]) -> ModelError | ContextLengthExceeded:
+    if error.get("code") in _TOO_LONG_CODES:
+        return _too_long()
+    return ModelUnavailable(f"{what} ({_word(error.get('code'))}): try again")
+
+
+def _word(value: object) -> str:
+    """A code as it may be shown. The provider's sentences may repeat keys and messages, so they are not passed on."""
+    return value if isinstance(value, str) and _CODE.fullmatch(value) else "no reason given"
+
+
+_CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @contextmanager
@@ -274,18 +327,23 @@ def _model_errors() -> Iterator[None]:
 
 
 def _status_error(error: openai.APIStatusError) -> ModelError | ContextLengthExceeded:
-    status, code = error.status_code, str(error.code or error.type or "")
+    status, codes = error.status_code, (error.code, error.type)
     if status in (401, 403):
         return ModelDenied(f"the model's endpoint rejects the API key (status {status}): check OPENAI_API_KEY")
-    if code in _TOO_LONG_CODES:
-        return ContextLengthExceeded("the model says that the input is too long: lower MEMORA_MAX_INPUT_TOKENS")
+    if any(code in _TOO_LONG_CODES for code in codes):
+        return _too_long()
     if status in (408, 409, 429) or status >= 500:
         what = "is asked too often" if status == 429 else "is out of order"
         return ModelUnavailable(
             f"the model's endpoint {what} (status {status}): try again later", retry_after=_retry_after(error)
         )
     hint = ": check MEMORA_MODEL and OPENAI_BASE_URL" if status == 404 else ""
-    return ModelRefused(f"the model's endpoint rejects the request (status {status}, {code or 'no code'}){hint}")
+    code = _word(error.code or error.type)
+    return ModelRefused(f"the model's endpoint rejects the request (status {status}, {code}){hint}")
+
+
+def _too_long() -> ContextLengthExceeded:
+    return ContextLengthExceeded("the model says that the input is too long: lower MEMORA_MAX_INPUT_TOKENS")
 
 
 _TOO_LONG_CODES: Final = ("context_length_exceeded", "exceed_context_size_error")

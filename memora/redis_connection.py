@@ -46,17 +46,17 @@ def open_redis(url: str) -> ArqRedis:
         SettingsError: the URL cannot be read.
     """
     try:
-        options: dict[str, Any] = dict(parse_url(url))
-    except ValueError as error:
-        raise SettingsError(f"the Redis URL cannot be used (not shown): {error}") from None
-    # from_url() would override the connection class for unix:// and rediss://, so the pool is built by hand.
-    connection_class = _CANCELLABLE[options.pop("connection_class", Connection)]
-    pool = BlockingConnectionPool(
-        connection_class=connection_class,
-        max_connections=MAX_CONNECTIONS,
-        timeout=_POOL_TIMEOUT_SECONDS,
-        **{**_connection_options(), **options},
-    )
+        options: dict[str, Any] = {**_pool_options(), **_connection_options(), **parse_url(url)}
+        # from_url() would override the connection class for unix:// and rediss://, so the pool is built by hand.
+        options["connection_class"] = _CANCELLABLE[options["connection_class"]]
+        pool = BlockingConnectionPool(**options)
+        pool.make_connection()
+    except (ValueError, TypeError, exceptions.RedisError):
+        # What the URL parser says may quote a part of the password.
+        raise SettingsError(
+            "the Redis URL cannot be used (not shown): check its port and options, and write special characters of the "
+            "password as %XX"
+        ) from None
     return ArqRedis(pool, job_serializer=serialize_job, job_deserializer=deserialize_job, default_queue_name=QUEUE)
 
 
@@ -82,7 +82,7 @@ def _translated(error: Exception) -> StoreError:
     for kind, codes, explanation in _REFUSALS:
         if isinstance(error, kind) or text.startswith(codes):
             return StoreRefused(explanation)
-    if isinstance(error, exceptions.ResponseError):
+    if isinstance(error, exceptions.ResponseError) and not text.startswith("BUSY "):
         return StoreError(f"Redis rejects a command: {text[:200]}")
     return StoreUnavailable("Redis does not answer: check that it runs and that MEMORA_REDIS_URL points to it")
 
@@ -100,6 +100,11 @@ _REFUSALS: Final[tuple[tuple[type[Exception], tuple[str, ...], str], ...]] = (
         "Redis is a read-only replica: point MEMORA_REDIS_URL to the primary; nothing was stored",
     ),
     (
+        exceptions.MasterDownError,
+        ("MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN"),
+        "Redis takes no writes for now: see its log about its disk, its primary or its replicas; nothing was stored",
+    ),
+    (
         exceptions.AuthenticationError,
         ("NOAUTH", "WRONGPASS"),
         "Redis wants another password: check MEMORA_REDIS_URL",
@@ -110,6 +115,10 @@ _REFUSALS: Final[tuple[tuple[type[Exception], tuple[str, ...], str], ...]] = (
         "the Redis user may not do this: its ACL must allow scripts and the keys memora:* and arq:*",
     ),
 )
+
+
+def _pool_options() -> dict[str, Any]:
+    return {"connection_class": Connection, "max_connections": MAX_CONNECTIONS, "timeout": _POOL_TIMEOUT_SECONDS}
 
 
 def _connection_options() -> dict[str, Any]:

@@ -6,6 +6,7 @@ Owns names, defaults and limits; the table in the README is made from here. Must
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from memora.core.folding import FoldLimits
+from memora.core.folding import LONGEST_BACKOFF_SECONDS, SMALLEST_ROOM_TOKENS, FoldLimits
 from memora.core.prompts import DEFAULT_INSTRUCTIONS, fold_request
 from memora.core.quality_gate import SummaryCap
 from memora.core.tokens import count_text_tokens, message_tokens, request_tokens, vocabulary_for
@@ -23,7 +24,10 @@ from memora.errors import SettingsError
 PREFIX: Final = "MEMORA_"
 
 _SMALLEST_CONVERSATION_TOKENS: Final = 32
-"""A budget must leave at least this much beside instructions and a full summary, or nobody can say anything."""
+"""A budget must leave at least this much beside the instructions, or nobody can say anything."""
+
+_CENTURY_SECONDS: Final = 3_155_760_000
+"""Redis cannot store an expiry that overflows; nobody means a longer one."""
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
@@ -38,6 +42,8 @@ class Settings(BaseSettings):
         env_file_encoding="utf-8",
         extra="ignore",
         frozen=True,
+        hide_input_in_errors=True,
+        str_strip_whitespace=True,
         populate_by_name=True,
     )
 
@@ -90,12 +96,12 @@ class Settings(BaseSettings):
     fold_lease_seconds: Annotated[float, Field(ge=1, le=3_600)] = Field(
         15.0, description="How soon another worker takes over the fold of a dead one"
     )
-    fold_retry_seconds: Annotated[float, Field(ge=0.05, le=3_600)] = Field(
+    fold_retry_seconds: Annotated[float, Field(ge=0.05, le=LONGEST_BACKOFF_SECONDS)] = Field(
         1.0, description="First back-off of a failed fold"
     )
     worker_concurrency: int = Field(10, ge=1, le=1_000, description="Folds one worker runs at the same time")
     conversation_ttl: int | None = Field(
-        None, ge=1, description="Seconds after its last turn that a conversation is forgotten"
+        None, ge=1, le=_CENTURY_SECONDS, description="Seconds after its last turn that a conversation is forgotten"
     )
     lang: str | None = Field(None, description="Language of the terminal: `en` or `zh-TW`. None: by locale")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
@@ -128,9 +134,9 @@ class Settings(BaseSettings):
     @classmethod
     def _from_file(cls, value: str | None) -> str | None:
         if value is None or not value.startswith("@"):
-            return value
+            return value and _encodable(value)
         try:
-            return Path(value[1:]).expanduser().read_text("utf-8").strip()
+            return Path(value[1:]).expanduser().read_text("utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise ValueError(f"cannot read the file: {reason}") from None
@@ -149,7 +155,8 @@ class Settings(BaseSettings):
                 f"use {least} or more, or shorter MEMORA_INSTRUCTIONS"
             )
         empty = fold_request("", (), max_words=self.max_summary_words, max_tokens=self.max_summary_tokens)
-        fold = request_tokens(empty.instructions, empty.messages) + 2 * self.max_summary_tokens
+        used = request_tokens(empty.instructions, empty.messages, self.fold_limits.vocabulary)
+        fold = used + self.fold_limits.cap.max_data_tokens + SMALLEST_ROOM_TOKENS
         if fold > self.max_fold_input_tokens:
             raise ValueError(
                 f"MEMORA_MAX_FOLD_INPUT_TOKENS={self.max_fold_input_tokens} cannot hold a summary of "
@@ -187,7 +194,7 @@ class Settings(BaseSettings):
     def fold_limits(self) -> FoldLimits:
         """The limits of a fold."""
         cap = SummaryCap(self.max_summary_words, self.max_summary_tokens, vocabulary_for(self.model))
-        return FoldLimits(self.max_fold_input_tokens, cap)
+        return FoldLimits(self.max_fold_input_tokens, cap, vocabulary_for(self.fold_model))
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -200,6 +207,10 @@ def load_settings(**overrides: Any) -> Settings:
         return Settings(**overrides)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(dict(problem)) for problem in error.errors())) from None
+    except UnicodeDecodeError:
+        raise SettingsError("the file .env is not UTF-8 text: save it again as UTF-8") from None
+    except OSError as error:
+        raise SettingsError(f"the file .env cannot be read: {error.strerror}") from None
 
 
 def variable_of(field: str) -> str:
@@ -211,6 +222,23 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Variables that begin like ours and mean nothing to us: most likely a slip of the keyboard."""
     known = {variable_of(field) for field in Settings.model_fields}
     return sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
+
+
+def settings_table() -> str:
+    """All settings as a Markdown table: variable, default, what it does."""
+    rows = [
+        f"| `{variable_of(name)}` | {_shown_default(field.default)} | {field.description} |"
+        for name, field in Settings.model_fields.items()
+    ]
+    return "\n".join(("| setting | default | |", "|---|---|---|", *rows))
+
+
+def _shown_default(default: object) -> str:
+    if default is None:
+        return "none"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    return f"{default:,}" if isinstance(default, int) else f"`{default}`"
 
 
 _SECRETS: Final = ("redis_url", "openai_api_key")
@@ -225,13 +253,27 @@ def _explain(problem: dict[str, Any]) -> str:
     variable = _variable_in_use(field)
     if field in _SECRETS:
         return f"{variable} has a value that cannot be used (not shown): {_lower_first(message)}"
-    return f"{variable}={str(problem['input'])[:80]!r} is not allowed: {_lower_first(message)}"
+    value = _PASSWORD_IN_URL.sub("//***@", str(problem["input"]))
+    return f"{variable}={value[:80]!r} is not allowed: {_lower_first(message)}"
+
+
+_PASSWORD_IN_URL: Final = re.compile("//[^/@]*@")
 
 
 def _variable_in_use(field: str) -> str:
-    """The name the user set: some fields answer to two."""
+    """The name the user set: some fields answer to two, and `.env` does not tell which."""
     variable, plain = variable_of(field), field.upper()
-    return plain if plain in _PLAIN_NAMES and variable not in os.environ else variable
+    if plain not in _PLAIN_NAMES or os.environ.get(variable):
+        return variable
+    return plain if os.environ.get(plain) else f"{variable} (or {plain})"
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    return text
 
 
 def _lower_first(message: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib import resources
+from types import UnionType
 from typing import Any, Final
 
 from arq.connections import ArqRedis
@@ -151,11 +152,15 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """One consistent picture of a conversation. Times are milliseconds since the epoch."""
+    """One consistent picture of a conversation. Times are milliseconds since the epoch.
+
+    `window_messages` is the window as the last turn had it.
+    """
 
     conversation: Conversation
     created_at: int
     updated_at: int
+    window_messages: int
     fold_due_at: int | None
     fold_failures: int
     fold_conflicts: int
@@ -190,12 +195,12 @@ class ConversationStore:
         reply = await self._run("load_context", keys, most_messages)
         if not reply:
             return Conversation(conversation_id)
-        generation, count, folded, version, text, tokens, *usage, tail = reply
+        generation, count, folded, version, summary, tokens, *usage, tail = reply
         return Conversation(
             id=conversation_id,
             generation=generation.decode(),
             message_count=count,
-            summary=Summary(text.decode(), folded, version, tokens),
+            summary=Summary(_text(summary, keys[1]), folded, version, tokens),
             tail=_messages(tail, keys[0]),
             usage=Usage(*usage),
         )
@@ -232,12 +237,12 @@ class ConversationStore:
         reply = await self._run("load_fold", keys, most_messages, window)
         if not reply:
             return None
-        generation, count, folded, version, text, tokens, failures, rejections, last_window, oldest, newest = reply
+        generation, count, folded, version, summary, tokens, failures, rejections, last_window, oldest, newest = reply
         return FoldSnapshot(
             conversation_id=conversation_id,
             generation=generation.decode(),
             message_count=count,
-            summary=Summary(text.decode(), folded, version, tokens),
+            summary=Summary(_text(summary, keys[1]), folded, version, tokens),
             oldest=_messages(oldest, keys[0]),
             newest=_messages(newest, keys[0]),
             failures=failures,
@@ -356,8 +361,8 @@ class ConversationStore:
         reply = await self._run("inspect", [*keys, *shared], conversation_id, most_messages)
         if not reply:
             raise _not_found(conversation_id)
-        fields = _pairs(reply[0])
-        return _inspection(conversation_id, fields, reply[1], _messages(reply[2], keys[0]))
+        fields = _pairs(reply[0], keys[1])
+        return _inspection(conversation_id, fields, reply[1], _messages(reply[2], keys[0]), keys[1])
 
     async def messages(self, conversation_id: str) -> AsyncIterator[Message]:
         """Every message of the history, oldest first, in pages.
@@ -470,10 +475,17 @@ def _message_json(message: Message) -> str:
     return _json(message_record(message))
 
 
+def _text(raw: bytes, key: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise ConversationDamaged(key, "holds a text that is not UTF-8") from None
+
+
 def _object(raw: bytes, key: str) -> dict[str, Any]:
     try:
         record = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConversationDamaged(key, "holds a record that is not JSON") from None
     if not isinstance(record, dict):
         raise ConversationDamaged(key, "holds a record that is not a JSON object")
@@ -488,36 +500,52 @@ def _message(record: dict[str, Any], key: str) -> Message:
     role, content, tokens = record.get("role"), record.get("content"), record.get("tokens")
     if role not in ("user", "assistant") or not isinstance(content, str) or not isinstance(tokens, int):
         raise ConversationDamaged(key, "holds a record without role, content or tokens")
-    return Message(role, content, tokens, record.get("at", 0), record.get("phase"), record.get("incomplete"))
+    at, phase, incomplete = record.get("at", 0), record.get("phase"), record.get("incomplete")
+    if not isinstance(at, int) or not isinstance(phase, str | None) or not isinstance(incomplete, str | None):
+        raise ConversationDamaged(key, "holds a record whose at, phase or incomplete cannot be read")
+    return Message(role, content, tokens, at, phase, incomplete)
 
 
 def _fold(raw: bytes, key: str) -> Fold:
-    record = _object(raw, key)
-    try:
-        return Fold(
-            version=record["version"],
-            start=record["from"],
-            end=record["to"],
-            summary=record["summary"],
-            model=record["model"],
-            input_tokens=record["input_tokens"],
-            output_tokens=record["output_tokens"],
-            duration_seconds=record["duration_seconds"],
-            at=record["at"],
-            notes=tuple(record.get("notes", ())),
-            unfolded=tuple(record.get("unfolded", ())),
-        )
-    except KeyError as missing:
-        raise ConversationDamaged(key, f"holds an entry without {missing}") from None
+    record = {"notes": [], "unfolded": [], **_object(raw, key)}
+    for name, kind in _FOLD_FIELDS.items():
+        if not isinstance(record.get(name), kind):
+            raise ConversationDamaged(key, f"holds an entry without a usable {name}")
+    return Fold(
+        version=record["version"],
+        start=record["from"],
+        end=record["to"],
+        summary=record["summary"],
+        model=record["model"],
+        input_tokens=record["input_tokens"],
+        output_tokens=record["output_tokens"],
+        duration_seconds=record["duration_seconds"],
+        at=record["at"],
+        notes=tuple(record["notes"]),
+        unfolded=tuple(record["unfolded"]),
+    )
 
 
-def _pairs(flat: Sequence[bytes]) -> dict[str, str]:
-    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+_FOLD_FIELDS: Final[dict[str, type | UnionType]] = {
+    **dict.fromkeys(("version", "from", "to", "input_tokens", "output_tokens", "at"), int),
+    **dict.fromkeys(("summary", "model"), str),
+    **dict.fromkeys(("notes", "unfolded"), list),
+    "duration_seconds": int | float,
+}
 
 
-def _inspection(conversation_id: str, fields: dict[str, str], due: bytes, tail: tuple[Message, ...]) -> Inspection:
+def _pairs(flat: Sequence[bytes], key: str) -> dict[str, str]:
+    return {_text(flat[i], key): _text(flat[i + 1], key) for i in range(0, len(flat), 2)}
+
+
+def _inspection(
+    conversation_id: str, fields: dict[str, str], due: bytes, tail: tuple[Message, ...], key: str
+) -> Inspection:
     def number(name: str) -> int:
-        return int(float(fields.get(name) or 0))
+        try:
+            return int(fields.get(name) or 0)
+        except ValueError:
+            raise ConversationDamaged(key, f"has no number in {name}") from None
 
     conversation = Conversation(
         id=conversation_id,
@@ -538,6 +566,7 @@ def _inspection(conversation_id: str, fields: dict[str, str], due: bytes, tail: 
         conversation=conversation,
         created_at=number("created_at"),
         updated_at=number("updated_at"),
+        window_messages=number("window_messages"),
         fold_due_at=int(float(due)) if due else None,
         fold_failures=number("fold_failures"),
         fold_conflicts=number("fold_conflicts"),

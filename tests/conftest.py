@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from arq.connections import ArqRedis
+
 from memora.embedded_redis import EmbeddedRedis
 from memora.offline_model import OfflineModel
 from memora.redis_connection import close_redis, open_redis

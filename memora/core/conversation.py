@@ -7,6 +7,7 @@ how they are stored, sent or counted in tokens.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -126,17 +127,24 @@ def check_text(text: str, max_chars: int) -> str:
         raise InvalidMessage(
             f"the message has {len(text):,} characters; at most {max_chars:,} are allowed (MEMORA_MAX_MESSAGE_CHARS)"
         )
-    if is_blank(text):
-        raise InvalidMessage("the message is empty: write something first")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidMessage(
             f"the message holds a broken character (a lone surrogate) at position {error.start}: send it again as UTF-8"
         ) from None
+    if is_blank(text):
+        raise InvalidMessage("the message is empty: write something first")
     return text
 
 
 def is_blank(text: str) -> bool:
     """Whether a text shows nothing: only spaces, controls and characters without width."""
-    return not any(character.isprintable() and not character.isspace() for character in text)
+    return all(unicodedata.category(character) in _UNSEEN or _FILLER.match(character) for character in text)
+
+
+# Not `str.isprintable`: it also denies what is newer than Python's tables, the emoji of the last years for one.
+_UNSEEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp", "Zs"))
+_FILLER: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)

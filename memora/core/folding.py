@@ -6,7 +6,6 @@ Must not call anything: `fold` executes the plan.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,8 +13,8 @@ from typing import Final
 from memora.core.conversation import MESSAGES_PER_TURN, Message, Summary, turns
 from memora.core.prompts import Piece, as_data, fold_request
 from memora.core.quality_gate import SummaryCap
-from memora.core.text import cut_to_fit
-from memora.core.tokens import count_text_tokens, request_tokens
+from memora.core.text import split_to_fit
+from memora.core.tokens import DEFAULT_VOCABULARY, count_text_tokens, fits_in_tokens, request_tokens
 
 TRIES_PER_SIZE: Final = 2
 """How often a fold of one size may fail before a smaller one is tried."""
@@ -23,16 +22,22 @@ TRIES_PER_SIZE: Final = 2
 _PIECE_OVERHEAD_TOKENS: Final = 24
 """What a message's JSON keys, quotes and part number cost in the fold request, rounded up."""
 
-_SMALLEST_PIECE_TOKENS: Final = 64
-_LONGEST_BACKOFF_SECONDS: Final = 60.0
+SMALLEST_ROOM_TOKENS: Final = 64 + _PIECE_OVERHEAD_TOKENS
+"""A fold request leaves at least this much for messages: smaller pieces of one would say nothing."""
+
+_MOST_HALVINGS: Final = 2
+"""How often the pieces of a message are halved when they fail: the model may take less than the settings say."""
+
+LONGEST_BACKOFF_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class FoldLimits:
-    """The summariser's caps: tokens of one request to it, and of the summary it returns."""
+    """The summariser's caps: tokens of one request to it, in its own vocabulary, and of the summary it returns."""
 
     max_input_tokens: int
     cap: SummaryCap
+    vocabulary: str = DEFAULT_VOCABULARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,73 +87,78 @@ def plan_fold(work: FoldWork, limits: FoldLimits) -> FoldPlan | None:
     pending = turns(work.messages)
     if not pending:
         return None
-    room = _room(work.summary, limits)
-    whole = _turns_that_fit(pending, room)
+    start = work.summary.summarized_message_count
+    fitting = _turns_that_fit(pending, limits, _room(work.summary.text, limits))
     level = work.failures // TRIES_PER_SIZE
-    size = whole >> level
-    if size:
-        return _plan(work.summary.summarized_message_count, pending[:size], room, together=True)
-    last_try = whole >> (level - 1) == 0 if level else False
-    return _plan(work.summary.summarized_message_count, pending[:1], room, together=False, last_try=last_try)
+    size = max(fitting, 1) >> level
+    if size and fitting:
+        return _in_one_step(start, pending[:size])
+    last_try = level > 0 and max(fitting, 1) >> (level - 1) == 0
+    return _piece_by_piece(work.summary, pending[0], limits, level, last_try=last_try)
 
 
 def backoff_seconds(failures: int, first_seconds: float, jitter: float) -> float:
     """How long to wait before try `failures` + 1: doubled each time, capped, and spread by `jitter` in [0, 1)."""
-    whole = min(first_seconds * 2.0 ** min(max(failures - 1, 0), 16), _LONGEST_BACKOFF_SECONDS)
+    whole = min(first_seconds * 2.0 ** min(max(failures - 1, 0), 16), LONGEST_BACKOFF_SECONDS)
     return whole * (0.75 + 0.5 * jitter)
 
 
-def _room(summary: Summary, limits: FoldLimits) -> int:
-    """Tokens a fold request leaves for messages."""
-    empty = fold_request(summary.text, (), max_words=limits.cap.max_words, max_tokens=limits.cap.max_tokens)
-    used = request_tokens(empty.instructions, empty.messages, limits.cap.vocabulary)
-    return max(limits.max_input_tokens - used, _SMALLEST_PIECE_TOKENS + _PIECE_OVERHEAD_TOKENS)
+def _room(summary: str, limits: FoldLimits) -> int:
+    """Tokens a fold request with this summary leaves for messages."""
+    return limits.max_input_tokens - _empty_request_tokens(summary, limits)
 
 
-def _turns_that_fit(pending: Sequence[tuple[Message, ...]], room: int) -> int:
-    """How many of the oldest turns fit into one request; at least one, which is then cut into pieces."""
+def _room_of_every_step(summary: str, limits: FoldLimits) -> int:
+    """Tokens that are left for messages whatever summary the steps before have come to."""
+    longest = _empty_request_tokens("", limits) + limits.cap.max_data_tokens
+    used = max(longest, _empty_request_tokens(summary, limits))
+    return limits.max_input_tokens - used
+
+
+def _empty_request_tokens(summary: str, limits: FoldLimits) -> int:
+    empty = fold_request(summary, (), max_words=limits.cap.max_words, max_tokens=limits.cap.max_tokens)
+    return request_tokens(empty.instructions, empty.messages, limits.vocabulary)
+
+
+def _turns_that_fit(pending: Sequence[tuple[Message, ...]], limits: FoldLimits, room: int) -> int:
+    """How many of the oldest turns fit whole into one request."""
     fitting = 0
     for turn in pending:
-        room -= sum(_shown_tokens(message.content) for message in turn)
+        room -= sum(_shown_tokens(message.content, limits) for message in turn)
         if room < 0:
             break
         fitting += 1
-    return max(fitting, 1)
+    return fitting
 
 
-def _shown_tokens(content: str) -> int:
+def _shown_tokens(content: str, limits: FoldLimits) -> int:
     """Tokens of a message inside the JSON of a fold request."""
-    return count_text_tokens(as_data(content)) + _PIECE_OVERHEAD_TOKENS
+    return count_text_tokens(as_data(content), limits.vocabulary) + _PIECE_OVERHEAD_TOKENS
 
 
-def _plan(
-    start: int, chosen: Sequence[tuple[Message, ...]], room: int, *, together: bool, last_try: bool = False
+def _in_one_step(start: int, chosen: Sequence[tuple[Message, ...]]) -> FoldPlan:
+    messages = [message for turn in chosen for message in turn]
+    end = start + len(messages)
+    pieces = tuple(Piece(message.role, message.content) for message in messages)
+    return FoldPlan(start, end, (FoldStep(pieces, tuple(range(start, end))),))
+
+
+def _piece_by_piece(
+    summary: Summary, turn: tuple[Message, ...], limits: FoldLimits, level: int, *, last_try: bool
 ) -> FoldPlan:
-    numbered = list(enumerate((message for turn in chosen for message in turn), start))
-    end = start + len(chosen) * MESSAGES_PER_TURN
-    if together and sum(_shown_tokens(message.content) for _, message in numbered) <= room:
-        pieces = tuple(Piece(message.role, message.content) for _, message in numbered)
-        return FoldPlan(start, end, (FoldStep(pieces, tuple(position for position, _ in numbered)),))
-    steps = tuple(FoldStep((piece,), (position,)) for position, message in numbered for piece in _pieces(message, room))
-    return FoldPlan(start, end, steps, last_try)
+    """A single turn, a step for each message and for each part of one that is too large."""
+    start = summary.summarized_message_count
+    room = max(_room_of_every_step(summary.text, limits) >> min(level, _MOST_HALVINGS), SMALLEST_ROOM_TOKENS)
+    pieces = [
+        (position, piece) for position, message in enumerate(turn, start) for piece in _pieces(message, room, limits)
+    ]
+    steps = tuple(FoldStep((piece,), (position,)) for position, piece in pieces)
+    return FoldPlan(start, start + MESSAGES_PER_TURN, steps, last_try)
 
 
-def _pieces(message: Message, room: int) -> list[Piece]:
+def _pieces(message: Message, room: int, limits: FoldLimits) -> list[Piece]:
     """Cut a message into parts that fit a request each; nothing is left out."""
-    if _shown_tokens(message.content) <= room:
-        return [Piece(message.role, message.content)]
-    contents = _split(message.content, room)
+    most = room - _PIECE_OVERHEAD_TOKENS
+    fitting = split_to_fit(message.content, lambda text: fits_in_tokens(as_data(text), most, limits.vocabulary))
+    contents = fitting or [message.content]
     return [Piece(message.role, content, part, len(contents)) for part, content in enumerate(contents, 1)]
-
-
-def _split(content: str, room: int) -> list[str]:
-    """Cut a text into the fewest parts of roughly equal length that each fit."""
-    step = max(1, math.ceil(len(content) / math.ceil(_shown_tokens(content) / room)))
-    parts: list[str] = []
-    rest = content
-    while rest:
-        part = cut_to_fit(rest[:step], lambda text: _shown_tokens(text) <= room) or rest[0]
-        # cut_to_fit drops blanks at the cut; they go to the next part, so that the parts join to the whole.
-        parts.append(part)
-        rest = rest[len(part) :]
-    return parts

@@ -119,6 +119,11 @@ def unfolded_note(positions: Sequence[int], *, chinese: bool) -> str:
     return f"(Message {shown} could not be summarized.)"
 
 
+def only_greetings_note(*, chinese: bool) -> str:
+    """The first summary of a conversation in which nobody has said anything yet."""
+    return "目前只有問候。" if chinese else "So far there were only greetings."
+
+
 def as_data(value: object) -> str:
     """JSON on one line in which nothing can be mistaken for markup, a special token or a line break."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -6,6 +6,7 @@ rejection here was produced by a real model.
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from memora.core.prompts import (
     SHORTEN_KEY,
     SUMMARY_FENCE,
     Piece,
+    as_data,
+    only_greetings_note,
 )
 from memora.core.text import count_words, cut_to_fit, han_share
 from memora.core.tokens import DEFAULT_VOCABULARY, count_text_tokens, fits_in_tokens
@@ -26,15 +29,24 @@ from memora.core.tokens import DEFAULT_VOCABULARY, count_text_tokens, fits_in_to
 
 @dataclass(frozen=True, slots=True)
 class SummaryCap:
-    """How long a stored summary may be; both caps hold."""
+    """How long a stored summary may be; all caps hold."""
 
     max_words: int
     max_tokens: int
     vocabulary: str = DEFAULT_VOCABULARY
 
+    @property
+    def max_data_tokens(self) -> int:
+        """Tokens of a summary as JSON in a request: only a text made of quotes and marks doubles, and it is cut."""
+        return 2 * self.max_tokens
+
     def fits(self, text: str) -> bool:
-        """Whether a text is within both caps."""
-        return fits_in_tokens(text, self.max_tokens, self.vocabulary) and count_words(text) <= self.max_words
+        """Whether a text is within the caps."""
+        return (
+            fits_in_tokens(text, self.max_tokens, self.vocabulary)
+            and fits_in_tokens(as_data(text), self.max_data_tokens, self.vocabulary)
+            and count_words(text) <= self.max_words
+        )
 
     def cut(self, text: str) -> str:
         """The longest beginning of a text within the caps, cut after a sentence where possible."""
@@ -74,22 +86,24 @@ def judge_summary(
     already tried again passes False, because a doubtful summary beats losing the messages.
     """
     trivial = all(is_trivial(piece.content) for piece in pieces)
-    if existing and trivial:
-        return Accepted(existing)
+    if trivial and not is_empty_reply(existing):
+        return _capped(existing, cap)
     text, reason = _clean(reply)
-    reason = reason or next((name for name, found in _FAULTS if found(text)), "")
+    reason = reason or _fault(text) or _transcript_fault(text, pieces, strict=strict)
     if not reason and strict:
         reason = _suspicion(text, existing, pieces)
-    if reason:
-        return Rejected(reason)
-    return Accepted(text) if cap.fits(text) else TooLong(text)
+    if reason and trivial:
+        chinese = any(han_share(piece.content) for piece in pieces)
+        return Accepted(cap.cut(only_greetings_note(chinese=chinese)))
+    return Rejected(reason) if reason else _capped(text, cap)
 
 
 def judge_shortened(reply: str, long_text: str, cap: SummaryCap) -> str:
     """The summary after one request to shorten it: the reply if it is a summary, else the long text, cut to the cap."""
     text, reason = _clean(reply)
-    unusable = bool(reason) or any(found(text) for _, found in _FAULTS) or count_words(text) >= count_words(long_text)
-    return cap.cut(long_text if unusable else text)
+    cut = cap.cut(long_text)
+    reason = reason or _fault(text) or _transcript_fault(text, (), strict=True) or _suspicion(text, cut, ())
+    return cut if reason or count_words(text) >= count_words(long_text) else cap.cut(text)
 
 
 def is_trivial(text: str) -> bool:
@@ -99,7 +113,8 @@ def is_trivial(text: str) -> bool:
 
 def is_empty_reply(text: str) -> bool:
     """Whether a reply says nothing: blank, only marks, or a word for nothing ("NONE", "(empty)", "（空）")."""
-    return _bare(text) in _WORDS_FOR_NOTHING
+    bare = _bare(text)
+    return bare in _WORDS_FOR_NOTHING or not any(character.isalnum() for character in bare)
 
 
 def _bare(text: str) -> str:
@@ -120,8 +135,9 @@ _WORDS_FOR_NOTHING: Final = frozenset(
     )
 )
 
+# No "yes" and no "no": they may decide what was asked in a message that is folded already.
 _TRIVIAL_WORDS: Final = (
-    *("hi+", "hey+a?", "hello+", "yo", "ok+", "okay", "k", "yes", "yeah", "yep", "no", "nope", "sure", "thanks?"),
+    *("hi+", "hey+a?", "hello+", "yo", "ok+", "okay", "k", "thanks?"),
     *("thank you", "thx", "ty", "great", "good", "cool", "nice", "fine", "bye", "goodbye", "see you", "lol", "haha+"),
     *("good morning", "good afternoon", "good evening", "good night", "there", "you too", "you re welcome", "got it"),
     *("alright", "how can i help you today", "how can i help you", "how can i help", "how are you"),
@@ -142,57 +158,111 @@ _TRIVIAL_WORDS: Final = (
         "感謝",
         "感谢",
     ),
-    *(
-        "好",
-        "好的",
-        "好啊",
-        "嗯+",
-        "喔",
-        "哦",
-        "是",
-        "是的",
-        "對",
-        "对",
-        "不",
-        "不會",
-        "不客氣",
-        "不客气",
-        "再見",
-        "再见",
-    ),
+    *("好", "好的", "好啊", "嗯+", "喔", "哦", "不客氣", "不客气", "再見", "再见"),
     *("掰掰", "拜拜", "收到", "了解", "知道了", "沒問題", "没问题", "有什麼可以幫你", "有什麼可以幫您"),
 )
 # Longest first and atomic: a word once taken is never reconsidered, so no text can make the match slow.
 _TRIVIAL: Final = re.compile(rf"(?:(?>{'|'.join(sorted(_TRIVIAL_WORDS, key=len, reverse=True))})\s*+)*+")
 
 
+def _capped(text: str, cap: SummaryCap) -> Accepted | TooLong:
+    return Accepted(text) if cap.fits(text) else TooLong(text)
+
+
 def _clean(reply: str) -> tuple[str, str]:
     """Take off what wraps a good reply; the second part is the reason when nothing good can be inside."""
-    text = _REASONING.sub("", reply)
-    if _OPEN_REASONING.search(text):
+    text, finished = _without_reasoning(_UNWANTED.sub("", reply.replace("\r\n", "\n")))
+    if not finished:
         return text, "unfinished reasoning"
-    fenced = _FENCED.fullmatch(text.strip())
-    text = (fenced["inside"] if fenced else text).strip()
-    return _LABEL.sub("", text, count=1).strip(), ""
+    text = _without_label(text.strip())
+    fenced = _FENCED.fullmatch(text)
+    if fenced:
+        text = fenced["inside"].strip()
+    return _without_label(_json_value(text)), ""
 
 
-_REASONING: Final = re.compile(r"<(think|thinking|reasoning|thought|analysis)>.*?</\1>", re.DOTALL | re.IGNORECASE)
-_OPEN_REASONING: Final = re.compile(r"</?(?:think|thinking|reasoning|thought|analysis)>", re.IGNORECASE)
-_FENCED: Final = re.compile(r"```[A-Za-z]*\n?(?P<inside>.*?)\n?```", re.DOTALL)
+_UNWANTED: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f\x85\ufeff\ud800-\udfff]")
+"""Controls, byte-order marks and lone surrogates: a model's slips, which no summary needs."""
+
+
+def _without_reasoning(text: str) -> tuple[str, bool]:
+    """The text outside of reasoning blocks, and whether each block is closed; one pass, however many tags there are."""
+    kept: list[str] = []
+    end, open_tag = 0, ""
+    for tag in _REASONING_TAG.finditer(text):
+        if not tag["name"]:
+            continue
+        name = tag["name"].lower()
+        if not open_tag and not tag["closing"]:
+            kept.append(text[end : tag.start()])
+            open_tag = name
+        elif tag["closing"] and name == open_tag:
+            end, open_tag = tag.end(), ""
+        elif not open_tag:
+            return text, False
+    return "".join((*kept, text[end:])), not open_tag
+
+
+_REASONING_NAMES: Final = "think|thinking|thought|reasoning|reflection|scratchpad|analysis"
+# The first branch is a tag in quotes: the conversation is about it.
+_REASONING_TAG: Final = re.compile(
+    rf"[`\"'“「]</?(?:{_REASONING_NAMES})>[`\"'”」]|[<\[](?P<closing>/?)(?P<name>{_REASONING_NAMES})[>\]]",
+    re.IGNORECASE,
+)
+_FENCED: Final = re.compile(r"```(?:[A-Za-z]*[ \t]*\n)?(?P<inside>(?:(?!```).)*+)```", re.DOTALL)
+
+
+def _without_label(text: str) -> str:
+    return _LABEL.sub("", text, count=1).strip()
+
+
 _LABEL: Final = re.compile(
-    r"\A\W{0,3}(?:new |updated |merged )?(?:summary|摘要|總結|总结)\W{0,3}[:：]\W{0,3}", re.IGNORECASE
+    r"\A[#*_>\s\[【「]{0,8}(?:here(?:['’]s| is) )?(?:the |an? |your )?"
+    r"(?:(?:new|updated|merged|running|conversation) ){0,3}"
+    r"(?:以下是|以下為|这是|這是)?(?:新的|新|更新後的|更新后的|更新|合併後的|對話|对话|目前){0,3}"
+    r"(?:summary(?: of the conversation)?|摘要|總結|总结)"
+    r"[*_\]】」]{0,4}\s{0,2}(?:[:：][*_\]】」]{0,4}|(?=\n)|\Z)",
+    re.IGNORECASE,
 )
 
 
+def _json_value(text: str) -> str:
+    """The summary inside of a JSON object that holds nothing else: a model that reads JSON likes to write it."""
+    if not (text.startswith("{") and text.endswith("}")):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    match list(value.items()):
+        case [(str(key), str(inside))] if "summary" in key or "摘要" in key:
+            return _UNWANTED.sub("", inside).strip()
+    return text
+
+
+def _fault(text: str) -> str:
+    return next((name for name, found in _FAULTS if found(text)), "")
+
+
 def _is_echo(text: str) -> bool:
-    """Whether the reply repeats the frame of our prompt or the messages as a transcript."""
+    """Whether the reply repeats the frame of our prompt."""
     if any(key in text for key in _FRAME_KEYS) or any(opening in text for opening in INSTRUCTION_OPENINGS):
         return True
-    lines = [line for line in text.splitlines() if line.strip()]
-    spoken = sum(bool(_SPOKEN_LINE.match(line)) for line in lines)
-    headed = bool(lines) and bool(_FRAME_HEADING.fullmatch(lines[0]))
-    return headed or (spoken >= 2 and spoken * 2 >= len(lines)) or len(_MESSAGE_RECORD.findall(text)) >= 1
+    first_line = text.lstrip().partition("\n")[0]
+    return bool(_FRAME_HEADING.fullmatch(first_line)) or bool(_MESSAGE_RECORD.search(text))
 
+
+def _transcript_fault(text: str, pieces: Sequence[Piece], *, strict: bool) -> str:
+    """Whether the reply is the messages with role marks. One in the summariser's own words is only suspicious."""
+    lines = [line for line in text.splitlines() if line.strip()][:_LOOKED_AT_LINES]
+    spoken = [line[mark.end() :].strip() for line in lines if (mark := _SPOKEN_LINE.match(line))]
+    copied = sum(any(words in piece.content for piece in pieces) for words in spoken if words)
+    is_copy = copied and copied * 2 >= len(lines)
+    is_script = len(spoken) >= 2 and len(spoken) * 2 >= len(lines)
+    return "an echo of the messages" if is_copy or (strict and is_script) else ""
+
+
+_LOOKED_AT_LINES: Final = 40
 
 _FRAME_KEYS: Final = (
     f'"{NEW_MESSAGES_KEY}"',
@@ -202,13 +272,14 @@ _FRAME_KEYS: Final = (
     f"</{SUMMARY_FENCE}",
 )
 _FRAME_HEADING: Final = re.compile(
-    r"\W*(?:existing[ _]summary|new[ _]messages|summary[ _]to[ _]shorten|limits|現有摘要|新訊息|新消息)\W*.{0,20}",
+    r"\W{0,12}(?:existing[ _]summary|new[ _]messages|summary[ _]to[ _]shorten|現有摘要|新訊息|新消息)\W*(?:[:：].*)?",
     re.IGNORECASE,
 )
 _SPOKEN_LINE: Final = re.compile(
-    r"\W*(?:user|assistant|system|human|ai|使用者|用戶|用户|助理|助手)\W{0,3}[:：]", re.IGNORECASE
+    r"\W{0,12}(?:user|assistant|system|human|ai|使用者|用戶|用户|助理|助手)(?:\W{0,3}[:：]\W{0,3}|[*_]{0,2}[\]】]\W{0,3})",
+    re.IGNORECASE,
 )
-_MESSAGE_RECORD: Final = re.compile(r'"role"\s*:\s*"(?:user|assistant)"')
+_MESSAGE_RECORD: Final = re.compile(r'"role"\s{0,4}:\s{0,4}"(?:user|assistant)"')
 
 
 def _is_refusal(text: str) -> bool:
@@ -216,8 +287,9 @@ def _is_refusal(text: str) -> bool:
 
 
 _REFUSAL: Final = re.compile(
-    r"(?:i['’]?m|i am) (?:sorry|unable)|sorry,? (?:but )?i|i can(?:['’]t|not) (?:help|assist|do|provide|summari)"
-    r"|(?:很)?(?:抱歉|對不起|对不起)，?我(?:無法|无法|不能)|我(?:無法|无法|不能)(?:協助|协助|提供|幫|帮|摘要)",
+    r"(?:i['’]?m|i am) (?:sorry|unable)|sorry,? (?:but )?i"
+    r"|i can(?:['’]t|not) (?:help|assist|do|provide|summari|comply|fulfil|process|create|write)|as an ai\b"
+    r"|(?:很)?(?:抱歉|對不起|对不起)，?我?(?:無法|无法|不能)|我(?:無法|无法|不能)(?:協助|协助|提供|幫|帮|摘要)",
     re.IGNORECASE,
 )
 

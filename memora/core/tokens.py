@@ -27,6 +27,7 @@ _OLD_VOCABULARIES: Final = {
     "gpt-4.": DEFAULT_VOCABULARY,
     "gpt-4": "cl100k_base",
     "gpt-3.5": "cl100k_base",
+    "gpt-35": "cl100k_base",
 }
 """Model name prefixes, longest meaning first; every other model is counted with the newest vocabulary."""
 
@@ -36,7 +37,7 @@ _CALIBRATION_DECAY: Final = 0.1
 
 def vocabulary_for(model: str) -> str:
     """The vocabulary a model's tokens are counted with; unknown models get the newest, and are calibrated."""
-    name = model.rsplit("/", 1)[-1]
+    name = model.rsplit("/", 1)[-1].lower().removeprefix("ft:")
     matches = (vocabulary for prefix, vocabulary in _OLD_VOCABULARIES.items() if name.startswith(prefix))
     return next(matches, DEFAULT_VOCABULARY)
 
@@ -91,7 +92,10 @@ class Calibration:
 
     def budget(self, tokens: int) -> int:
         """How many locally counted tokens fit into `tokens` of the model's."""
-        return int(tokens / self.factor + 1e-9)
+        counted = int(tokens / self.factor) + 1
+        while counted > 0 and self.apply(counted) > tokens:
+            counted -= 1
+        return counted
 
 
 @cache

@@ -28,33 +28,47 @@ local function wrong_type(key, kind)
   end
 end
 
+-- The number a field holds, if it is one that can be counted on; nil for anything else.
+local function whole_number(text)
+  return #text <= 15 and string.find(text, '^%d+$') and tonumber(text) or nil
+end
+
+-- What is added to, and what is counted from: a script that met another value half-way would leave half a turn.
+local NUMBERS = {'message_count', 'summarized_message_count', 'version', 'expires_at', 'answer_input_tokens',
+  'answer_output_tokens', 'fold_input_tokens', 'fold_output_tokens', 'fold_conflicts', 'fold_failures',
+  'fold_rejections'}
+
 -- The state of a conversation as {generation, message_count, summarized_message_count, version, expires_at};
 -- nil if there is none; nil and an error if what is stored contradicts itself.
 local function read_state(history, summary)
   local problem = wrong_type(history, 'list') or wrong_type(summary, 'hash')
   if problem then return nil, problem end
   local length = redis.call('LLEN', history)
-  local found = redis.call('HMGET', summary, 'generation', 'message_count', 'summarized_message_count', 'version',
-    'expires_at')
-  if not found[1] then
+  local generation = redis.call('HGET', summary, 'generation')
+  if not generation then
     if length > 0 or redis.call('EXISTS', summary) == 1 then
       return nil, damaged(summary, 'has no generation, although ' .. history .. ' holds ' .. length .. ' messages')
     end
     return nil, nil
   end
-  local count, folded, version = tonumber(found[2]), tonumber(found[3]), tonumber(found[4])
-  if not (count and folded and version) then
-    return nil, damaged(summary, 'lacks a number in message_count, summarized_message_count or version')
+  local found = redis.call('HMGET', summary, unpack(NUMBERS))
+  for i, name in ipairs(NUMBERS) do
+    local number = found[i] and whole_number(found[i])
+    if (found[i] and not number) or (i <= 3 and not number) then
+      return nil, damaged(summary, 'has no number in ' .. name)
+    end
+    found[i] = number
   end
+  local count, folded, version, expires_at = found[1], found[2], found[3], found[4]
   if count ~= length then
     return nil, damaged(history, 'holds ' .. length .. ' messages where ' .. summary .. ' says ' .. count)
   end
-  if folded < 0 or folded > count then
+  if folded > count or count % 2 == 1 or folded % 2 == 1 then
     return nil, damaged(summary, 'says that ' .. folded .. ' of ' .. count .. ' messages are summarized')
   end
   return {
-    generation = found[1], message_count = count, summarized_message_count = folded, version = version,
-    expires_at = found[5]
+    generation = generation, message_count = count, summarized_message_count = folded, version = version,
+    expires_at = expires_at and digits(expires_at)
   }
 end
 

@@ -51,7 +51,7 @@ redis.call('HDEL', summary, 'fold_failures', 'fold_rejections', 'last_fold_error
 if state.expires_at then redis.call('PEXPIREAT', folds, state.expires_at) end
 -- The job this fold was made for has nothing left to do, wherever it is.
 redis.call('ZREM', queue, job_of(id, generation, from))
-redis.call('DEL', 'arq:job:' .. job_of(id, generation, from))
+redis.call('DEL', 'arq:job:' .. job_of(id, generation, from), 'arq:retry:' .. job_of(id, generation, from))
 if left_over(to) > 0 then
   redis.call('ZADD', pending, digits(now + grace_ms), id)
   enqueue(queue, id, generation, to)

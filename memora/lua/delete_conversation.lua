@@ -8,12 +8,26 @@ local history, summary, folds, turns, context = KEYS[1], KEYS[2], KEYS[3], KEYS[
 local conversations, pending, queue = KEYS[6], KEYS[7], KEYS[8]
 local id = ARGV[1]
 
-if redis.call('TYPE', summary).ok == 'hash' then
-  local state = redis.call('HMGET', summary, 'generation', 'summarized_message_count')
-  local job = job_of(id, state[1] or '', state[2] or '')
-  redis.call('ZREM', queue, job)
+-- A list of all conversations that is damaged itself is not this one's matter.
+local function take_off(list, member)
+  return wrong_type(list, 'zset') and 0 or redis.call('ZREM', list, member)
+end
+
+local function forget_job(job)
+  take_off(queue, job)
   redis.call('DEL', 'arq:job:' .. job, 'arq:retry:' .. job, 'arq:in-progress:' .. job, 'arq:result:' .. job)
 end
+
+local readable = not wrong_type(summary, 'hash')
+local state = readable and redis.call('HMGET', summary, 'generation', 'summarized_message_count') or {}
+if state[1] and state[2] then
+  forget_job(job_of(id, state[1], state[2]))
+elseif redis.call('EXISTS', history, summary) > 0 and not wrong_type(queue, 'zset') then
+  -- The state that would name the job is damaged, so the queue is searched for it.
+  local beginning = 'fold:' .. id .. ':'
+  for _, job in ipairs(redis.call('ZRANGE', queue, 0, -1)) do
+    if string.sub(job, 1, #beginning) == beginning then forget_job(job) end
+  end
+end
 local keys = redis.call('UNLINK', history, summary, folds, turns, context)
-local listed = redis.call('ZREM', conversations, id) + redis.call('ZREM', pending, id)
-return (keys + listed) > 0 and 1 or 0
+return (keys + take_off(conversations, id) + take_off(pending, id)) > 0 and 1 or 0

@@ -7,6 +7,7 @@ local history, summary, pending = KEYS[1], KEYS[2], KEYS[3]
 local id, most = ARGV[1], tonumber(ARGV[2])
 
 local state, problem = read_state(history, summary)
+problem = problem or wrong_type(pending, 'zset')
 if problem then return problem end
 if not state then return {} end
 local wanted = math.min(state.message_count - state.summarized_message_count, most)

@@ -11,10 +11,11 @@ if problem then return problem end
 local record = state and redis.call('GET', context)
 if not record then return {} end
 local readable, sent = pcall(cjson.decode, record)
-if not readable or type(sent) ~= 'table' or not tonumber(sent.summary_version) or not tonumber(sent.tail_start)
-  or not tonumber(sent.tail_messages) or not tonumber(sent.position) then
-  return damaged(context, 'is not a context record')
+local numbers = readable and type(sent) == 'table'
+for _, name in ipairs({'summary_version', 'tail_start', 'tail_messages', 'position'}) do
+  numbers = numbers and type(sent[name]) == 'number' and sent[name] % 1 == 0
 end
+if not numbers then return damaged(context, 'is not a context record') end
 local entry = sent.summary_version > 0 and redis.call('LINDEX', folds, sent.summary_version - 1) or ''
 local tail = {}
 if sent.tail_messages > 0 then

@@ -1,5 +1,6 @@
 -- sweep: see to what is due. Conversations whose fold is overdue get their job again if it was lost; the claim of a
--- worker that died before its first renewal is cut down to a lease; entries of expired conversations are dropped.
+-- worker that died before its first renewal is cut down to a lease; entries of expired conversations are dropped, and
+-- so are names in the queue that no worker could read.
 --
 -- KEYS   1 pending   2 conversations   3 queue
 -- ARGV   1 most conversations to look at   2 ms until they are looked at again   3 lease in ms
@@ -9,6 +10,8 @@ local pending, conversations, queue = KEYS[1], KEYS[2], KEYS[3]
 local most, again_ms, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local prefix, suffix = ARGV[4], ARGV[5]
 
+local problem = wrong_type(pending, 'zset') or wrong_type(conversations, 'zset') or wrong_type(queue, 'zset')
+if problem then return problem end
 local now = now_ms()
 local enqueued, dropped = 0, 0
 local due = redis.call('ZRANGEBYSCORE', pending, '-inf', digits(now), 'LIMIT', 0, most)
@@ -34,5 +37,9 @@ for _, id in ipairs(redis.call('ZRANGE', conversations, 0, most - 1)) do
     redis.call('ZREM', conversations, id)
     dropped = dropped + 1
   end
+end
+-- arq decodes every name as text, and one that is none would end each worker that comes to it.
+for _, job in ipairs(redis.call('ZRANGE', queue, 0, most - 1)) do
+  if string.find(job, '[\128-\255]') then redis.call('ZREM', queue, job) end
 end
 return {#due, enqueued, dropped}

@@ -1,0 +1,411 @@
+"""Every word the command line says to a person, in English and in Traditional Chinese.
+
+Owns the wording and the choice of the language. Errors are not here: they carry their own English sentence, which
+scripts and searches rely on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The catalogue; words in braces are filled in."""
+
+    # --- help
+    about: str
+    version_help: str
+    chat_help: str
+    conversation_option: str
+    message_option: str
+    json_option: str
+    offline_option: str
+    worker_help: str
+    inspect_help: str
+    conversation_argument: str
+    delete_help: str
+    yes_option: str
+    export_help: str
+    doctor_help: str
+
+    # --- chat
+    new_conversation: str
+    known_conversation: str
+    come_back: str
+    offline_model: str
+    offline_chosen: str
+    no_worker: str
+    evicts: str
+    how_to_leave: str
+    leave_hint: str
+    words_help: str
+    unknown_word: str
+    did_you_mean: str
+    interrupted: str
+    not_stored: str
+    cut_off: str
+    gap: str
+    folded: str
+    fold_failed: str
+    catching_up: str
+    not_caught_up: str
+    leaving: str
+
+    # --- the stats block
+    stored_messages: str
+    summarized_messages: str
+    newly_summarized_messages: str
+    pending_messages: str
+    context_messages: str
+    counted_input_tokens: str
+    actual_input_tokens: str
+    output_tokens: str
+    summary_update_tokens: str
+    session_total_tokens: str
+    not_said: str
+
+    # --- history, context, summary
+    no_history: str
+    history_title: str
+    folded_state: str
+    pending_state: str
+    window_state: str
+    user: str
+    assistant: str
+    no_context: str
+    context_title: str
+    instructions: str
+    context_tokens: str
+    no_summary: str
+    summary_title: str
+
+    # --- worker
+    worker_started: str
+    worker_stopping: str
+    private_redis: str
+
+    # --- inspect
+    no_conversations: str
+    id_column: str
+    messages_column: str
+    summarized_column: str
+    pending_column: str
+    version_column: str
+    tokens_column: str
+    active_column: str
+    damaged: str
+    conversation: str
+    messages: str
+    summarized: str
+    pending: str
+    window: str
+    summary: str
+    usage: str
+    usage_figures: str
+    generation: str
+    created: str
+    updated: str
+    fold_due: str
+    fold_failures: str
+    next_context: str
+    next_context_figures: str
+    next_gap: str
+
+    # --- delete
+    really_delete: str
+    deleted: str
+    not_deleted: str
+
+    # --- doctor
+    settings_fine: str
+    settings_unknown: str
+    redis_fine: str
+    redis_private: str
+    persistence_on: str
+    persistence_off: str
+    keeps: str
+    evicting: str
+    workers_alive: str
+    worker_comes_with_chat: str
+    worker_missing: str
+    clock_fine: str
+    clock_off: str
+    model_fine: str
+    model_offline: str
+    model_offline_chosen: str
+    settings_check: str
+    redis_check: str
+    persistence_check: str
+    eviction_check: str
+    worker_check: str
+    clock_check: str
+    model_check: str
+
+
+ENGLISH: Final = Texts(
+    about="Memora: a chat whose conversations never outgrow the model.",
+    version_help="Show the version.",
+    chat_help="Talk. Works with nothing set up: brings its own Redis, worker and offline model.",
+    conversation_option="Continue this conversation, or begin it under this id.",
+    message_option="Say this one thing and leave; - reads it from standard input.",
+    json_option="One JSON object a line, for programs.",
+    offline_option="Use the offline model even if there is a key.",
+    worker_help="Keep the summaries up to date, until stopped.",
+    inspect_help="Show all conversations, or all about one.",
+    conversation_argument="Id of the conversation.",
+    delete_help="Forget one conversation.",
+    yes_option="Do not ask.",
+    export_help="Write one conversation to standard output as JSON.",
+    doctor_help="Check settings, Redis, worker and model, and say what to do.",
+    new_conversation="conversation {id}",
+    known_conversation="conversation {id}: {messages} messages, {summarized} of them summarized",
+    come_back="come back with: memora chat -c {id}",
+    offline_model="the offline model answers, by fixed rules: set OPENAI_API_KEY for a real one",
+    offline_chosen="the offline model answers, by fixed rules, as you asked",
+    no_worker="no worker is alive, so nothing is summarized: start one with `memora worker`",
+    evicts="this Redis evicts keys when it is full, and conversations with them: set maxmemory-policy to noeviction",
+    how_to_leave="/help for help · Ctrl-D to leave",
+    leave_hint="Ctrl-D leaves the chat",
+    words_help="""\
+history, context, summary, exit alone on a line, or with a slash:
+  /history   every message of this conversation
+  /context   exactly what was sent for the last answer
+  /summary   what stands for the older messages
+  /exit      leave (Ctrl-D too)
+  /help      this
+To say one of these words to the model, put a space or a backslash in front: \\history
+Alt-Enter, or Esc and then Enter, begins a new line. Ctrl-C stops an answer.""",
+    unknown_word="no command {word}, so nothing was sent: /help lists them; a space in front sends it",
+    did_you_mean="no command {word}, so nothing was sent. Did you mean {guess}? A space in front sends it",
+    interrupted="stopped; nothing was stored. Your message is still there to send again",
+    not_stored="nothing was stored. Your message is still there to send again",
+    cut_off="the answer was cut off ({reason})",
+    gap="{count} older messages did not fit and were left out",
+    folded="folded messages {first}–{last} into the summary (version {version}, {tokens} tokens)",
+    fold_failed="the summary could not be updated ({reason}); it will be tried again",
+    catching_up="updating the summary before leaving ({pending} messages pending; Ctrl-C skips)",
+    not_caught_up="{pending} messages are still pending; they are folded next time",
+    leaving="come back with: memora chat -c {id}",
+    stored_messages="stored history messages",
+    summarized_messages="summarized history messages",
+    newly_summarized_messages="newly summarized messages",
+    pending_messages="pending messages",
+    context_messages="context messages sent",
+    counted_input_tokens="counted input tokens",
+    actual_input_tokens="actual input tokens",
+    output_tokens="output tokens",
+    summary_update_tokens="summary update tokens",
+    session_total_tokens="session total tokens",
+    not_said="not reported",
+    no_history="no messages yet",
+    history_title="history of {id}: {messages} messages",
+    folded_state="summarized",
+    pending_state="pending",
+    window_state="in the window",
+    user="user",
+    assistant="assistant",
+    no_context="nothing has been sent yet",
+    context_title="sent for the last answer: {messages} messages, {tokens} of at most {budget} tokens",
+    instructions="instructions",
+    context_tokens="tokens: instructions {instructions} · summary {summary} · recent messages {tail} · "
+    "current message {message} · start of the reply {reply} · total {total}",
+    no_summary="no summary yet: {messages} messages, {pending} pending",
+    summary_title="summary, version {version}: {summarized} of {messages} messages, {pending} pending, {tokens} tokens",
+    worker_started="folding for {redis} with {model}; Ctrl-C or SIGTERM stops",
+    worker_stopping="stopping: running folds may finish; once more stops at once",
+    private_redis="the private Redis in {place}",
+    no_conversations="no conversations yet: `memora chat` begins one",
+    id_column="conversation",
+    messages_column="messages",
+    summarized_column="summarized",
+    pending_column="pending",
+    version_column="version",
+    tokens_column="tokens",
+    active_column="last activity",
+    damaged="damaged",
+    conversation="conversation",
+    messages="messages",
+    summarized="summarized",
+    pending="pending",
+    window="in the window",
+    summary="summary",
+    usage="tokens",
+    usage_figures="answers {answer_in} in, {answer_out} out · folds {fold_in} in, {fold_out} out · total {total}",
+    generation="generation",
+    created="created",
+    updated="last change",
+    fold_due="fold due",
+    fold_failures="failed folds",
+    next_context="next context",
+    next_context_figures="instructions {instructions} · summary {summary} · recent messages {tail} · total {total} of "
+    "{budget} tokens · room for a message of {room}",
+    next_gap="{count} messages will not fit",
+    really_delete="Delete conversation {id} with its {messages} messages for good? [y/N] ",
+    deleted="conversation {id} is gone",
+    not_deleted="nothing was deleted",
+    settings_fine="readable",
+    settings_unknown="{name} means nothing to Memora: did you mean {guess}?",
+    redis_fine="{server} answers at {place}",
+    redis_private="{server}, a private one of your own; its data is in {place}",
+    persistence_on="on: conversations survive a restart",
+    persistence_off="off: a restart loses every conversation. Run Redis with --appendonly yes",
+    keeps="noeviction: a full Redis refuses instead of forgetting",
+    evicting="a full Redis forgets conversations. Run it with --maxmemory-policy noeviction",
+    workers_alive="{count} alive",
+    worker_comes_with_chat="none runs; `memora chat` brings its own",
+    worker_missing="none is alive, so nothing is summarized: start one with `memora worker`",
+    clock_fine="the clocks agree within {seconds} s",
+    clock_off="the clock of Redis is {seconds} s away from the one here: set both by NTP",
+    model_fine="{model} answers",
+    model_offline="no key, so the offline model: fixed rules, no language model. Set OPENAI_API_KEY for a real one",
+    model_offline_chosen="the offline model, as you asked: fixed rules, no language model",
+    settings_check="settings",
+    redis_check="Redis",
+    persistence_check="persistence",
+    eviction_check="eviction",
+    worker_check="worker",
+    clock_check="clock",
+    model_check="model",
+)
+
+CHINESE: Final = Texts(
+    about="Memora：對話再長，也不會超出模型負荷的聊天服務。",
+    version_help="顯示版本。",
+    chat_help="開始聊天。不需任何設定：自備 Redis、背景程式與離線模型。",
+    conversation_option="接續這個對話，或以此 ID 開始新對話。",
+    message_option="只說這一句就離開；- 表示從標準輸入讀取。",
+    json_option="每行一個 JSON 物件，供程式使用。",
+    offline_option="即使有金鑰也使用離線模型。",
+    worker_help="持續更新摘要，直到被停止。",
+    inspect_help="查看所有對話，或單一對話的一切。",
+    conversation_argument="對話的 ID。",
+    delete_help="刪除一個對話。",
+    yes_option="不再詢問。",
+    export_help="將一個對話以 JSON 寫到標準輸出。",
+    doctor_help="檢查設定、Redis、背景程式與模型，並說明該怎麼做。",
+    new_conversation="對話 {id}",
+    known_conversation="對話 {id}：共 {messages} 則訊息，其中 {summarized} 則已摘要",
+    come_back="下次回來：memora chat -c {id}",
+    offline_model="由離線模型依固定規則回答：設定 OPENAI_API_KEY 即可使用真正的模型",
+    offline_chosen="依你的要求，由離線模型依固定規則回答",
+    no_worker="沒有執行中的背景程式，訊息不會被摘要：請執行 `memora worker`",
+    evicts="這個 Redis 在記憶體不足時會丟棄資料，對話也會遺失：請將 maxmemory-policy 設為 noeviction",
+    how_to_leave="輸入 /help 看說明 · Ctrl-D 離開",
+    leave_hint="按 Ctrl-D 離開聊天",
+    words_help="""\
+單獨一行輸入 history、context、summary、exit，或加上斜線：
+  /history   這個對話的所有訊息
+  /context   上一次回答時實際送出的內容
+  /summary   代表較早訊息的摘要
+  /exit      離開（也可按 Ctrl-D）
+  /help      這份說明
+若要把這些字當作訊息送給模型，請在前面加一個空格或反斜線：\\history
+Alt-Enter（或先按 Esc 再按 Enter）換行。Ctrl-C 停止回答。""",
+    unknown_word="沒有 {word} 這個指令，訊息未送出：輸入 /help 查看；前面加空格即可照原樣送出",
+    did_you_mean="沒有 {word} 這個指令，訊息未送出。你是指 {guess} 嗎？前面加空格即可照原樣送出",
+    interrupted="已停止，沒有儲存任何內容。你的訊息還在，可以再送一次",
+    not_stored="沒有儲存任何內容。你的訊息還在，可以再送一次",
+    cut_off="回答被截斷（{reason}）",
+    gap="有 {count} 則較早的訊息放不下，這次沒有送出",
+    folded="已將第 {first}–{last} 則訊息併入摘要（版本 {version}，{tokens} tokens）",
+    fold_failed="摘要更新失敗（{reason}），稍後會再試",
+    catching_up="離開前更新摘要中（還有 {pending} 則訊息；按 Ctrl-C 略過）",
+    not_caught_up="還有 {pending} 則訊息待摘要，下次會處理",
+    leaving="下次回來：memora chat -c {id}",
+    stored_messages="已儲存的歷史訊息",
+    summarized_messages="已摘要的歷史訊息",
+    newly_summarized_messages="新摘要的訊息",
+    pending_messages="待摘要的訊息",
+    context_messages="送出的上下文訊息",
+    counted_input_tokens="估算輸入 tokens",
+    actual_input_tokens="實際輸入 tokens",
+    output_tokens="輸出 tokens",
+    summary_update_tokens="摘要更新 tokens",
+    session_total_tokens="對話累計 tokens",
+    not_said="未回報",
+    no_history="還沒有訊息",
+    history_title="對話 {id} 的歷史：共 {messages} 則訊息",
+    folded_state="已摘要",
+    pending_state="待摘要",
+    window_state="視窗內",
+    user="使用者",
+    assistant="助理",
+    no_context="還沒有送出任何內容",
+    context_title="上一次回答時送出：{messages} 則訊息，{tokens} tokens（上限 {budget}）",
+    instructions="指示",
+    context_tokens="tokens：指示 {instructions} · 摘要 {summary} · 近期訊息 {tail} · 目前訊息 {message} · "
+    "回覆開頭 {reply} · 合計 {total}",
+    no_summary="還沒有摘要：共 {messages} 則訊息，{pending} 則待摘要",
+    summary_title="摘要，版本 {version}：{messages} 則訊息中的 {summarized} 則，{pending} 則待摘要，{tokens} tokens",
+    worker_started="為 {redis} 更新摘要，使用 {model}；按 Ctrl-C 或送 SIGTERM 停止",
+    worker_stopping="停止中：進行中的摘要會先完成；再按一次立即停止",
+    private_redis="{place} 的私有 Redis",
+    no_conversations="還沒有對話：執行 `memora chat` 開始",
+    id_column="對話",
+    messages_column="訊息",
+    summarized_column="已摘要",
+    pending_column="待摘要",
+    version_column="版本",
+    tokens_column="tokens",
+    active_column="最近活動",
+    damaged="已損壞",
+    conversation="對話",
+    messages="訊息",
+    summarized="已摘要",
+    pending="待摘要",
+    window="視窗內",
+    summary="摘要",
+    usage="tokens",
+    usage_figures="回答 輸入 {answer_in}、輸出 {answer_out} · 摘要 輸入 {fold_in}、輸出 {fold_out} · 合計 {total}",
+    generation="世代",
+    created="建立時間",
+    updated="最近變更",
+    fold_due="預定摘要時間",
+    fold_failures="摘要失敗次數",
+    next_context="下一次上下文",
+    next_context_figures="指示 {instructions} · 摘要 {summary} · 近期訊息 {tail} · 合計 {total}（上限 {budget}）· "
+    "訊息可用 {room} tokens",
+    next_gap="有 {count} 則訊息放不下",
+    really_delete="確定永久刪除對話 {id}（共 {messages} 則訊息）？[y/N] ",
+    deleted="對話 {id} 已刪除",
+    not_deleted="沒有刪除任何內容",
+    settings_fine="可以讀取",
+    settings_unknown="Memora 不認得 {name}：你是指 {guess} 嗎？",
+    redis_fine="{server} 在 {place} 正常回應",
+    redis_private="{server}，你自己的私有伺服器；資料在 {place}",
+    persistence_on="已開啟：重新啟動後對話仍在",
+    persistence_off="未開啟：重新啟動會失去所有對話。請以 --appendonly yes 執行 Redis",
+    keeps="noeviction：記憶體不足時拒絕寫入，而不是遺忘",
+    evicting="記憶體不足時會遺忘對話。請以 --maxmemory-policy noeviction 執行",
+    workers_alive="{count} 個執行中",
+    worker_comes_with_chat="目前沒有；`memora chat` 會自備",
+    worker_missing="沒有執行中的背景程式，訊息不會被摘要：請執行 `memora worker`",
+    clock_fine="時鐘相差在 {seconds} 秒內",
+    clock_off="Redis 的時鐘與這裡相差 {seconds} 秒：請以 NTP 校時",
+    model_fine="{model} 正常回應",
+    model_offline="沒有金鑰，使用離線模型：固定規則，並非語言模型。設定 OPENAI_API_KEY 即可使用真正的模型",
+    model_offline_chosen="依你的要求使用離線模型：固定規則，並非語言模型",
+    settings_check="設定",
+    redis_check="Redis",
+    persistence_check="持久化",
+    eviction_check="資料淘汰",
+    worker_check="背景程式",
+    clock_check="時鐘",
+    model_check="模型",
+)
+
+_LOCALE_VARIABLES: Final = ("LC_ALL", "LC_MESSAGES", "LANG")
+
+
+def texts_for(lang: str | None = None, environment: Mapping[str, str] = os.environ) -> Texts:
+    """The catalogue for a language setting, or by locale where none is set."""
+    chosen = lang or environment.get("MEMORA_LANG") or _locale(environment)
+    return CHINESE if chosen.lower().startswith("zh") else ENGLISH
+
+
+def _locale(environment: Mapping[str, str]) -> str:
+    return next((environment[name] for name in _LOCALE_VARIABLES if environment.get(name)), "")

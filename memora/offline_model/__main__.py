@@ -1,0 +1,49 @@
+"""`python -m memora.offline_model`: the offline model as a process; its first line of output is its URL."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from typing import Final
+
+import anyio
+
+from memora.offline_model.endpoint import OfflineModel
+
+EXIT_UNREACHABLE: Final = 3
+
+
+def main() -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m memora.offline_model", description=main.__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--scriptable", action="store_true", help="take faults and show requests under /_control")
+    parser.add_argument("--piece-delay-seconds", type=float, default=0.0, help="for each piece of a text")
+    options = parser.parse_args()
+    model = OfflineModel(
+        scriptable=options.scriptable,
+        host=options.host,
+        port=options.port,
+        piece_delay_seconds=options.piece_delay_seconds,
+    )
+    try:
+        anyio.run(_serve, model)
+    except OSError as error:
+        sys.stderr.write(f"cannot listen on {options.host}:{options.port}: {error}\n")
+        return EXIT_UNREACHABLE
+    return 0
+
+
+async def _serve(model: OfflineModel) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with model:
+            sys.stdout.write(f"{model.url}\n")
+            sys.stdout.flush()
+            async for _ in signals:
+                return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,327 @@
+"""What the offline model says, and how the Responses API writes it down: one object, or a sequence of events.
+
+Owns the shapes of the API's replies. Pure; must not send anything or know why a reply is as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from memora.core.prompts import EXISTING_SUMMARY_KEY, LIMITS_KEY, NEW_MESSAGES_KEY, SHORTEN_KEY
+from memora.core.text import count_words
+from memora.core.tokens import count_text_tokens, fits_in_tokens, request_tokens
+from memora.offline_model.call import Call
+from memora.offline_model.extractive import Utterance, answer, shorten, summarise
+
+NOTHING_TO_SAY: Final = "NONE"
+
+Ending = Literal["completed", "incomplete", "failed", "error", "none", "cut"]
+Form = Literal["message", "refusal", "function_call"]
+
+GENERATION_ERROR: Final = {"code": "server_error", "message": "The model failed while it was answering."}
+_PIECE = re.compile(r"\s*\S{1,12}|\s+")
+_DELTA_EVENTS: Final = frozenset(
+    {"response.output_text.delta", "response.refusal.delta", "response.function_call_arguments.delta"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A reply before it is written down.
+
+    `ending` is how it ends: a status of the API, an `error` event, `none` for no terminal event, `cut` for a connection
+    that breaks after `sent_characters`. `usage_factor` falsifies the usage, None leaves it out; `output_tokens` is
+    reported instead of the text's own.
+    """
+
+    text: str
+    input_tokens: int
+    form: Form = "message"
+    ending: Ending = "completed"
+    reason: str = "max_output_tokens"
+    usage_factor: float | None = 1.0
+    output_tokens: int | None = None
+    sent_characters: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The ids of a reply, and when it began (seconds since 1970)."""
+
+    response: str
+    item: str
+    created_at: int
+
+    @classmethod
+    def new(cls, new_id: Callable[[str], str], now: float) -> Identity:
+        """Ids in OpenAI's form from a source of unique ones."""
+        return cls(new_id("resp_"), new_id("msg_"), int(now))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a stream. `is_delta` marks those that a model takes its time for."""
+
+    type: str
+    data: Mapping[str, Any]
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether it carries a piece of the text."""
+        return self.type in _DELTA_EVENTS
+
+    def encode(self) -> bytes:
+        """As server-sent event."""
+        return f"event: {self.type}\ndata: {encode_json(self.data).decode()}\n\n".encode()
+
+
+def honest_draft(call: Call) -> Draft:
+    """The reply to a call by the extractive model, cut off at the call's `max_output_tokens`."""
+    draft = Draft(_AUTHORS[call.kind](call), count_input_tokens(call))
+    return draft if call.max_output_tokens is None else _cut_off(draft, call.max_output_tokens)
+
+
+def count_input_tokens(call: Call) -> int:
+    """Tokens of a whole request."""
+    return request_tokens(call.instructions, call.messages)
+
+
+def encode_json(value: object) -> bytes:
+    """Compact UTF-8, as the real service sends it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def pieces_of(text: str) -> list[str]:
+    """A text in the pieces a stream sends, about a word each; joined they are the text again."""
+    return _PIECE.findall(text)
+
+
+def response_object(draft: Draft, call: Call, identity: Identity) -> dict[str, Any]:
+    """The reply to a plain request. A reply with no end is one still in progress."""
+    if draft.ending == "failed":
+        return _response(call, identity, "failed", error=GENERATION_ERROR)
+    if draft.ending == "none":
+        return _response(call, identity, "in_progress", output=[_item(draft, identity, "in_progress")])
+    return _final_response(draft, call, identity)
+
+
+def response_events(draft: Draft, call: Call, identity: Identity) -> list[Event]:
+    """The reply to a streaming request, numbered without a gap."""
+    return [
+        Event(kind, {"type": kind, "sequence_number": number, **data})
+        for number, (kind, data) in enumerate(_unnumbered(draft, call, identity))
+    ]
+
+
+def _answer(call: Call) -> str:
+    return answer(call.summary, _utterances(call.dialogue), call.question)
+
+
+def _summary(call: Call) -> str:
+    messages = [(item["role"], item["content"]) for item in call.document[NEW_MESSAGES_KEY]]
+    text = summarise(call.document[EXISTING_SUMMARY_KEY], _utterances(messages), **_limits(call))
+    return text or NOTHING_TO_SAY
+
+
+def _shorter(call: Call) -> str:
+    return shorten(call.document[SHORTEN_KEY], **_limits(call)) or NOTHING_TO_SAY
+
+
+_AUTHORS: Final[dict[str, Callable[[Call], str]]] = {"answer": _answer, "summary": _summary, "shorten": _shorter}
+
+
+def _utterances(messages: Sequence[tuple[str, str]]) -> list[Utterance]:
+    return [Utterance(role, content) for role, content in messages]
+
+
+def _limits(call: Call) -> dict[str, Any]:
+    limits = call.document[LIMITS_KEY]
+    return {
+        "max_words": limits["words"],
+        "max_tokens": limits["tokens"],
+        "count_tokens": count_text_tokens,
+        "count_words": count_words,
+    }
+
+
+def _cut_off(draft: Draft, max_tokens: int) -> Draft:
+    if fits_in_tokens(draft.text, max_tokens):
+        return draft
+    return replace(draft, text=_first_tokens(draft.text, max_tokens), ending="incomplete")
+
+
+def _first_tokens(text: str, max_tokens: int) -> str:
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits_in_tokens(text[:middle], max_tokens) else (low, middle - 1)
+    return text[:low]
+
+
+def _unnumbered(draft: Draft, call: Call, identity: Identity) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Type and fields of each event, in order."""
+    started = _response(call, identity, "in_progress")
+    yield "response.created", {"response": started}
+    yield "response.in_progress", {"response": started}
+    yield "response.output_item.added", {"output_index": 0, "item": _empty_item(draft, identity)}
+    yield from _WRITERS[draft.form](draft, identity)
+    if draft.ending not in _BROKEN_OFF:
+        yield "response.output_item.done", {"output_index": 0, "item": _item(draft, identity, draft.ending)}
+    yield from _terminal_event(draft, call, identity)
+
+
+_BROKEN_OFF: Final = frozenset({"failed", "error", "cut"})
+"""Endings in the middle of the text: a cut after the characters to be sent, the others after half of it."""
+
+
+def _terminal_event(draft: Draft, call: Call, identity: Identity) -> Iterator[tuple[str, dict[str, Any]]]:
+    if draft.ending == "failed":
+        yield "response.failed", {"response": _response(call, identity, "failed", error=GENERATION_ERROR)}
+    elif draft.ending == "error":
+        yield "error", {**GENERATION_ERROR, "param": None}
+    elif draft.ending in {"completed", "incomplete"}:
+        yield f"response.{draft.ending}", {"response": _final_response(draft, call, identity)}
+
+
+def _write_message(draft: Draft, identity: Identity) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield from _write_part(draft, identity, "response.output_text", "text", {"logprobs": []})
+
+
+def _write_refusal(draft: Draft, identity: Identity) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield from _write_part(draft, identity, "response.refusal", "refusal", {})
+
+
+def _write_part(
+    draft: Draft, identity: Identity, event: str, text_field: str, extra: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    place = {"item_id": identity.item, "output_index": 0, "content_index": 0}
+    yield "response.content_part.added", {**place, "part": _part(replace(draft, text=""))}
+    for piece in _sent_pieces(draft):
+        yield f"{event}.delta", {**place, "delta": piece, **extra}
+    if draft.ending not in _BROKEN_OFF:
+        yield f"{event}.done", {**place, text_field: draft.text, **extra}
+        yield "response.content_part.done", {**place, "part": _part(draft)}
+
+
+def _write_function_call(draft: Draft, identity: Identity) -> Iterator[tuple[str, dict[str, Any]]]:
+    place = {"item_id": identity.item, "output_index": 0}
+    for piece in _sent_pieces(draft):
+        yield "response.function_call_arguments.delta", {**place, "delta": piece}
+    if draft.ending not in _BROKEN_OFF:
+        yield (
+            "response.function_call_arguments.done",
+            {**place, "name": _FUNCTION_NAME, "arguments": draft.text},
+        )
+
+
+_WRITERS: Final[dict[Form, Callable[[Draft, Identity], Iterable[tuple[str, dict[str, Any]]]]]] = {
+    "message": _write_message,
+    "refusal": _write_refusal,
+    "function_call": _write_function_call,
+}
+_FUNCTION_NAME: Final = "look_up"
+
+
+def _sent_pieces(draft: Draft) -> list[str]:
+    pieces = pieces_of(draft.text[: draft.sent_characters])
+    return pieces[: -(-len(pieces) // 2)] if draft.ending in {"failed", "error"} else pieces
+
+
+def _item(draft: Draft, identity: Identity, ending: str) -> dict[str, Any]:
+    status = ending if ending in {"in_progress", "incomplete"} else "completed"
+    if draft.form == "function_call":
+        return _function_call(identity, status, draft.text)
+    return _message(identity, status, [_part(draft)])
+
+
+def _empty_item(draft: Draft, identity: Identity) -> dict[str, Any]:
+    if draft.form == "function_call":
+        return _function_call(identity, "in_progress", "")
+    return _message(identity, "in_progress", [])
+
+
+def _message(identity: Identity, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": identity.item, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _function_call(identity: Identity, status: str, arguments: str) -> dict[str, Any]:
+    return {
+        "id": identity.item,
+        "type": "function_call",
+        "status": status,
+        "call_id": identity.item.replace("msg_", "call_"),
+        "name": _FUNCTION_NAME,
+        "arguments": arguments,
+    }
+
+
+def _part(draft: Draft) -> dict[str, Any]:
+    if draft.form == "refusal":
+        return {"type": "refusal", "refusal": draft.text}
+    return {"type": "output_text", "text": draft.text, "annotations": [], "logprobs": []}
+
+
+def _final_response(draft: Draft, call: Call, identity: Identity) -> dict[str, Any]:
+    status = "incomplete" if draft.ending == "incomplete" else "completed"
+    response = _response(call, identity, status, output=[_item(draft, identity, status)], usage=_usage(draft))
+    if draft.usage_factor is None:
+        del response["usage"]
+    if status == "incomplete":
+        return {**response, "incomplete_details": {"reason": draft.reason}}
+    return response
+
+
+def _usage(draft: Draft) -> dict[str, Any] | None:
+    if draft.usage_factor is None:
+        return None
+    read = round(draft.input_tokens * draft.usage_factor)
+    counted = count_text_tokens(draft.text) if draft.output_tokens is None else draft.output_tokens
+    written = round(counted * draft.usage_factor)
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read + written,
+    }
+
+
+def _response(
+    call: Call,
+    identity: Identity,
+    status: str,
+    *,
+    output: Sequence[Mapping[str, Any]] = (),
+    usage: Mapping[str, Any] | None = None,
+    error: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    settings = call.settings
+    return {
+        "id": identity.response,
+        "object": "response",
+        "created_at": identity.created_at,
+        "status": status,
+        "background": False,
+        "error": error,
+        "incomplete_details": None,
+        "instructions": settings.get("instructions"),
+        "max_output_tokens": settings.get("max_output_tokens"),
+        "metadata": settings.get("metadata") or {},
+        "model": call.model,
+        "output": list(output),
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": False,
+        "temperature": settings.get("temperature", 1.0),
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": settings.get("top_p", 1.0),
+        "truncation": "disabled",
+        "usage": usage,
+    }

@@ -1,0 +1,89 @@
+"""A TCP proxy in front of a server's socket, for what a network does: replies that never arrive, and silence."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+from urllib.parse import unquote
+
+
+class TcpProxy:
+    """Forwards every connection to a unix socket, except where it was told to misbehave."""
+
+    def __init__(self, upstream_url: str) -> None:
+        self._path = unquote(upstream_url.removeprefix("unix://"))
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._doomed: list[bytes] = []
+        self.lost_replies = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._server.wait_closed()
+
+    @property
+    def url(self) -> str:
+        """Where clients connect to."""
+        assert self._server is not None
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def lose_reply_to(self, fragment: bytes, times: int = 1) -> None:
+        """Let the server carry out the next commands that hold this fragment, and cut the line before it replies."""
+        self._doomed += [fragment] * times
+
+    def partition(self) -> None:
+        """Carry nothing any more, in either direction, and say so to nobody."""
+        self._open.clear()
+
+    def heal(self) -> None:
+        """Carry everything again, what was kept back first."""
+        self._open.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        upstream_reader, upstream_writer = await asyncio.open_unix_connection(self._path)
+        loses = asyncio.Event()
+        try:
+            back = asyncio.create_task(self._carry_back(upstream_reader, writer, loses))
+            self._tasks.add(back)
+            back.add_done_callback(self._tasks.discard)
+            while data := await reader.read(65_536):
+                await self._open.wait()
+                if doomed := next((fragment for fragment in self._doomed if fragment in data), None):
+                    self._doomed.remove(doomed)
+                    loses.set()
+                upstream_writer.write(data)
+                await upstream_writer.drain()
+        except OSError:
+            pass
+        finally:
+            upstream_writer.transport.abort()
+            writer.transport.abort()
+
+    async def _carry_back(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, loses: asyncio.Event
+    ) -> None:
+        while data := await reader.read(65_536):
+            await self._open.wait()
+            if loses.is_set():
+                self.lost_replies += 1
+                break
+            writer.write(data)
+        writer.transport.abort()
