@@ -23,7 +23,7 @@ from memora.errors import StoreError
 from memora.fold import FoldService
 from memora.llm import ModelClient
 from memora.offline_model import OfflineModel
-from memora.redis_connection import close_redis, open_redis, redis_errors
+from memora.redis_connection import close_redis, open_redis, redis_operation
 from memora.settings import Settings
 from memora.store import ConversationStore
 from memora.summarizer import Summarizer
@@ -58,7 +58,7 @@ class Storage:
         Raises:
             StoreError.
         """
-        with redis_errors():
+        with redis_operation():
             seconds, microseconds = await self.redis.time()
             server, memory, persistence = await self._info("server", "memory", "persistence")
             workers = await self.workers()
@@ -76,7 +76,7 @@ class Storage:
         Raises:
             StoreError.
         """
-        with redis_errors():
+        with redis_operation():
             return len([key async for key in self.redis.scan_iter(match=f"{HEARTBEAT_PREFIX}*", count=1_000)])
 
     async def _info(self, *sections: str) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ async def open_storage(settings: Settings) -> AsyncIterator[Storage]:
             url = embedded.url
         redis = open_redis(url)
         stack.push_async_callback(close_redis, redis)
-        with redis_errors():
+        with redis_operation():
             await redis.ping()
         store = ConversationStore(redis, shards=settings.shards, ttl_seconds=settings.conversation_ttl)
         yield Storage(settings, redis, store, embedded)

@@ -17,13 +17,10 @@ import anyio
 from memora.core.conversation import Conversation, Message, check_text, is_blank
 from memora.core.tokens import Calibration, count_text_tokens
 from memora.core.window import Budget, Context, most_useful_messages, select_context, window_messages
-from memora.errors import ContextLengthExceeded, ModelError, OutputUnusable, SettingsError, StoreUnavailable
+from memora.errors import ContextLengthExceeded, ModelError, OutputUnusable, SettingsError
 from memora.llm import Emit, ModelClient, ModelReply
 from memora.settings import Settings
 from memora.store import Appended, ConversationStore, Turn
-
-STORE_DEADLINE_SECONDS: Final = 10.0
-"""A finished answer is stored even if nobody waits for it any more, but not for ever."""
 
 _NEAR_THE_EDGE: Final = 0.9
 """From this share of the budget on, `auto` lets the endpoint count."""
@@ -99,7 +96,9 @@ class ChatService:
         )
         self._learn(context, reply)
         turn = self._turn(conversation, context, reply, turn_id or secrets.token_hex(16))
-        appended = await self._append(conversation_id, turn)
+        # A finished answer is stored even if nobody waits for it any more; the store has a deadline of its own.
+        with anyio.CancelScope(shield=True):
+            appended = await self._store.append(conversation_id, turn)
         return TurnResult(
             conversation_id=conversation_id,
             text=reply.text,
@@ -111,16 +110,6 @@ class ChatService:
     async def preview(self, conversation: Conversation, text: str) -> Context:
         """The context that the next answer would be made from, if it were this message; nothing is sent."""
         return select_context(conversation, self._settings.instructions_text, text, self._budget())
-
-    async def _append(self, conversation_id: str, turn: Turn) -> Appended:
-        """Store the turn, also if whoever waited for it has gone; but not for ever."""
-        try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(STORE_DEADLINE_SECONDS):
-                return await self._store.append(conversation_id, turn)
-        except TimeoutError:
-            raise StoreUnavailable(
-                "Redis took too long to store the turn, which may or may not be there: look before you send it again"
-            ) from None
 
     def _budget(self) -> Budget:
         calibration = self._calibrations.get(self._settings.model, Calibration())

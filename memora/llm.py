@@ -78,6 +78,10 @@ class ModelClient:
         )
         self._counts_tokens = True
 
+    def warm_up(self) -> None:
+        """Load what the client else loads at its first call: half a second in which an answer would wait."""
+        _ = self._client.responses.with_streaming_response
+
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()

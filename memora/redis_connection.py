@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import anyio
 from arq.connections import ArqRedis
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Connection, SSLConnection, UnixDomainSocketConnection
@@ -24,6 +25,10 @@ MAX_CONNECTIONS: Final = 32
 _CONNECT_TIMEOUT_SECONDS: Final = 2.0
 _SOCKET_TIMEOUT_SECONDS: Final = 5.0
 """Without it a frozen server hangs arq for ever."""
+
+DEADLINE_SECONDS: Final = 10.0
+"""Longest time of one operation. redis-py's retries nest (a command's, its connection's, a health check's), so that a
+frozen server would be waited for some minutes."""
 
 _POOL_TIMEOUT_SECONDS: Final = 5
 _HEALTH_CHECK_SECONDS: Final = 30
@@ -74,7 +79,17 @@ def redis_errors() -> Iterator[None]:
         raise _translated(error) from error
 
 
+@contextmanager
+def redis_operation(seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
+    """The same, and it is over after so many seconds, whatever happens."""
+    with redis_errors(), anyio.fail_after(seconds):
+        yield
+
+
 def _translated(error: Exception) -> StoreError:
+    if isinstance(error.__cause__, exceptions.RedisError):
+        # What goes wrong while a connection is opened, a wrong password say, is raised as a broken connection.
+        error = error.__cause__
     text = str(error)
     if text.startswith(_DAMAGED):
         key, _, problem = text.removeprefix(_DAMAGED).partition(" ")

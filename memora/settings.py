@@ -134,7 +134,7 @@ class Settings(BaseSettings):
     @classmethod
     def _from_file(cls, value: str | None) -> str | None:
         if value is None or not value.startswith("@"):
-            return value and _encodable(value)
+            return value
         try:
             return Path(value[1:]).expanduser().read_text("utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -266,14 +266,6 @@ def _variable_in_use(field: str) -> str:
     if plain not in _PLAIN_NAMES or os.environ.get(variable):
         return variable
     return plain if os.environ.get(plain) else f"{variable} (or {plain})"
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("it is not UTF-8 text") from None
-    return text
 
 
 def _lower_first(message: str) -> str:

@@ -24,7 +24,7 @@ from memora.core.folding import FoldWork
 from memora.core.window import Context, ContextTokens
 from memora.errors import ConversationDamaged, ConversationDeleted, ConversationNotFound
 from memora.fold_queue import QUEUE
-from memora.redis_connection import redis_errors
+from memora.redis_connection import DEADLINE_SECONDS, redis_operation
 
 SWEEP_GRACE_MS: Final = 5_000
 """A fold that has not happened this long after it was enqueued is looked after by the sweep."""
@@ -179,8 +179,16 @@ class Swept:
 class ConversationStore:
     """Conversations in one Redis. Safe to share between tasks; holds no state of any conversation."""
 
-    def __init__(self, redis: ArqRedis, *, shards: int = 1, ttl_seconds: int | None = None) -> None:
+    def __init__(
+        self,
+        redis: ArqRedis,
+        *,
+        shards: int = 1,
+        ttl_seconds: int | None = None,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
         self._redis = redis
+        self._deadline_seconds = deadline_seconds
         self._shards = shards
         self._ttl_ms = (ttl_seconds or 0) * 1_000
         self._scripts = {name: redis.register_script(_source(name)) for name in _SCRIPTS}
@@ -407,7 +415,7 @@ class ConversationStore:
         """
         scored: list[tuple[bytes, float]] = []
         for shard in range(self._shards):
-            with redis_errors():
+            with redis_operation(self._deadline_seconds):
                 scored += await self._redis.zrange(f"{_prefix(shard)}conversations", 0, -1, withscores=True)
         return [member.decode() for member, _ in sorted(scored, key=lambda item: -item[1])]
 
@@ -426,7 +434,7 @@ class ConversationStore:
             first += len(reply[2])
 
     async def _run(self, script: str, keys: Sequence[str], *arguments: str | int) -> Any:
-        with redis_errors():
+        with redis_operation(self._deadline_seconds):
             return await self._scripts[script](keys=list(keys), args=list(arguments))
 
     def _keys(self, conversation_id: str, *parts: str) -> list[str]:

@@ -151,6 +151,9 @@ class Summarizer:
         again = await self._show(draft, step, strict=False)
         if not isinstance(again, NotSummarized):
             return again
+        if set(step.positions) <= set(draft.unfolded):
+            # A further piece of a message that a note stands for already.
+            return replace(draft, spent=again.spent)
         chinese = han_share(" ".join(piece.content[:1_000] for piece in step.pieces)) >= _CHINESE_TALK
         note = unfolded_note(step.positions, chinese=chinese)
         return replace(

@@ -37,7 +37,9 @@ _SWEEP_SECONDS: Final = 1.0
 _SWEEP_AGAIN_SECONDS: Final = 5.0
 _SWEEP_MOST: Final = 100
 _CALLS_PER_JOB: Final = 8
-"""arq's own time limit allows for this many summary calls; the lease, not the limit, notices a dead worker."""
+_MOST_TOKENS_PER_CHARACTER: Final = 4
+"""arq's own time limit allows for so many summary calls, and for all pieces of the largest message. Each call has a
+deadline of its own, and the lease, not the limit, notices a dead worker."""
 
 _MAX_TRIES: Final = 20
 """arq counts starts. What it gives up on stays in the outbox and is enqueued again by the sweep."""
@@ -52,7 +54,8 @@ OnFold = Callable[[str, FoldOutcome], Awaitable[None]]
 
 def arq_options(settings: Settings, job: Job, *, heartbeat_key: str) -> dict[str, Any]:
     """What arq's `Worker`, or a `WorkerSettings` class, has to be given besides its connection."""
-    timeout = settings.summary_timeout_seconds * _CALLS_PER_JOB
+    pieces = settings.max_message_chars * _MOST_TOKENS_PER_CHARACTER // settings.max_fold_input_tokens
+    timeout = settings.summary_timeout_seconds * (_CALLS_PER_JOB + pieces)
     coroutine: Any = job  # arq's protocol also asks for a __qualname__, which a bound method has
     return {
         # A kept result would make arq refuse the same fold for an hour.

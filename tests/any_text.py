@@ -42,8 +42,8 @@ PHRASES = (
 )
 
 texts = st.one_of(
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
-    st.lists(st.sampled_from(PHRASES), max_size=12).map("".join),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    st.lists(st.sampled_from(PHRASES), max_size=8).map("".join),
 )
 """Any text that can be encoded: short and wild, or put together from phrases."""
 

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 from arq.connections import ArqRedis
+from hypothesis import settings as hypothesis_settings
 
 from memora.embedded_redis import EmbeddedRedis
 from memora.offline_model import OfflineModel
 from memora.redis_connection import close_redis, open_redis
 from memora.settings import Settings
 from memora.store import ConversationStore
+
+# A busy machine is no failure, so there is no deadline. `--hypothesis-profile=thorough` looks for the rare case.
+hypothesis_settings.register_profile("usual", deadline=None, max_examples=40)
+hypothesis_settings.register_profile("thorough", deadline=None, max_examples=1_000)
+hypothesis_settings.load_profile("usual")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,6 +15,7 @@ from memora.chat import TurnResult
 from memora.core.conversation import Message
 from memora.core.prompts import EXISTING_SUMMARY_KEY, NEW_MESSAGES_KEY
 from memora.offline_model import OfflineModel
+from memora.settings import Settings
 from memora.store import Fold, Inspection
 from memora.worker import FoldWorker
 
@@ -121,3 +122,8 @@ async def model_waits(offline: OfflineModel, requests: int = 1) -> None:
         return offline.state()["waiting"] >= requests
 
     await eventually(held)
+
+
+def changed(settings: Settings, **updates: Any) -> Settings:
+    """The same settings but for these, checked as a whole."""
+    return Settings.model_validate({**settings.model_dump(), **updates})

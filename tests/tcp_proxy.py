@@ -19,6 +19,7 @@ class TcpProxy:
         self._open.set()
         self._doomed: list[bytes] = []
         self.lost_replies = 0
+        self.held_back = b""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -46,11 +47,11 @@ class TcpProxy:
         self._doomed += [fragment] * times
 
     def partition(self) -> None:
-        """Carry nothing any more, in either direction, and say so to nobody."""
+        """Carry nothing any more, in either direction; what comes from clients can be seen in `held_back`."""
         self._open.clear()
 
     def heal(self) -> None:
-        """Carry everything again, what was kept back first."""
+        """Carry everything again, what was held back first."""
         self._open.set()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +66,9 @@ class TcpProxy:
             self._tasks.add(back)
             back.add_done_callback(self._tasks.discard)
             while data := await reader.read(65_536):
-                await self._open.wait()
+                if not self._open.is_set():
+                    self.held_back += data
+                    await self._open.wait()
                 if doomed := next((fragment for fragment in self._doomed if fragment in data), None):
                     self._doomed.remove(doomed)
                     loses.set()

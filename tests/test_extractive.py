@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memora.offline_model import extractive
 from memora.offline_model.extractive import OWN_MARKS, Utterance, answer, is_own_reply, shorten, summarise
+from memora.offline_model.extractive.notation import read_summary
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED_DATA = Path(os.environ.get("MEMORA_SHARED_DATA", ROOT.parent / "shared" / "data"))
@@ -54,7 +54,7 @@ def cut(summary: str, *, max_words: int = 150, max_tokens: int = 300) -> str:
 
 def sentences(summary: str) -> set[str]:
     """The sentences as Memora itself reads them back: no other reader knows where they end."""
-    return {piece.text for piece in extractive._read_summary(summary)[0]}
+    return {piece.text for piece in read_summary(summary)[0]}
 
 
 # What a person or a script might send: fragments that the reader of sentences is built around, and anything else.

@@ -112,7 +112,7 @@ class TestServerThatIsAway:
     async def test_a_frozen_server_is_given_up_on_and_taken_back(self, own_server: EmbeddedRedis) -> None:
         """A server that holds its connections and says nothing costs a bounded time; when it wakes, all goes on."""
         async with client_of(own_server.url + "?socket_timeout=0.1&socket_connect_timeout=0.1") as client:
-            store = ConversationStore(client)
+            store = ConversationStore(client, deadline_seconds=1.0)
             await append_turns(store, ID, range(1, 3))
             pid = await process_of(client)
             os.kill(pid, signal.SIGSTOP)
@@ -120,7 +120,7 @@ class TestServerThatIsAway:
                 started = time.monotonic()
                 with pytest.raises(StoreUnavailable):
                     await store.load(ID, 10)
-                assert time.monotonic() - started < 4
+                assert time.monotonic() - started < 2
             finally:
                 os.kill(pid, signal.SIGCONT)
             assert (await store.load(ID, 10)).message_count == 4
@@ -185,8 +185,8 @@ class TestLostReplies:
         assert proxy.lost_replies == 6
         conversation = (await look(memora)).conversation
         assert conversation.message_count == len(await history_of(memora)) == 6
-        sent = [result for result in (conversation.usage.answer_input_tokens, conversation.usage.answer_output_tokens)]
-        assert sent[1] == sum(message.tokens for message in (await history_of(memora))[1::2])
+        answers = (await history_of(memora))[1::2]
+        assert conversation.usage.answer_output_tokens == sum(answer.tokens for answer in answers)
 
     async def test_a_load_whose_reply_is_lost_is_repeated(self, memora: Memora, proxy: TcpProxy) -> None:
         """Reading twice does no harm."""
@@ -229,11 +229,10 @@ class TestLostReplies:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(memora.chat.reply, ID, "I live in Taipei.", emit)
 
-            async def nothing_moves() -> bool:
-                return not proxy._open.is_set()
+            async def the_turn_waits() -> bool:
+                return b":turns" in proxy.held_back
 
-            await eventually(nothing_moves)
-            await anyio.sleep(0.3)
+            await eventually(the_turn_waits)
             proxy.heal()
         assert len(await history_of(memora)) == 2
 
@@ -307,8 +306,8 @@ class TestUrls:
         """It is refused before anything is opened, and no part of it, which may hold a password, is repeated."""
         with pytest.raises(SettingsError) as raised:
             open_redis(url)
-        assert "se" not in str(raised.value).replace("used", "").replace("set", "").split()
         assert "cret" not in str(raised.value)
+        assert "'se'" not in str(raised.value)
 
     def test_options_of_the_url_win(self) -> None:
         """Whoever writes a limit into the URL means it."""

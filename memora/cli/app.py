@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from memora import __version__
-from memora.cli.exit import Exit, close_broken_pipe
+from memora.cli.exit import Exit, close_broken_pipe, flush_output
 from memora.cli.streams import argument_text, harmless, is_terminal, use_utf8
 from memora.cli.texts import texts_for
 
@@ -36,8 +36,12 @@ OfflineOption = Annotated[bool, typer.Option("--offline", help=_TEXTS.offline_op
 def run(arguments: Sequence[str]) -> int:
     """Run one command line. Returns the exit code; never raises for what a user or the world does wrong."""
     use_utf8()
+    return flush_output(_parse_and_run(list(map(argument_text, arguments))))
+
+
+def _parse_and_run(arguments: list[str]) -> int:
     try:
-        return int(app(list(map(argument_text, arguments)), prog_name="memora", standalone_mode=False) or Exit.DONE)
+        return int(app(arguments, prog_name="memora", standalone_mode=False) or Exit.DONE)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "memora"

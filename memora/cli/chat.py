@@ -97,6 +97,7 @@ class _Chat:
             else:
                 beside.start_soon(self._look_after_redis, output)
             beside.start_soon(self._session.watch)
+            beside.start_soon(self._session.warm_up)
             code = await self._converse(output)
             if self._session.has_worker:
                 await self._catch_up(output)
@@ -154,7 +155,7 @@ class _Chat:
             self._session,
             output,
             max_chars=settings.max_message_chars,
-            on_ready=_prompt if is_terminal(sys.stdin) and is_terminal(sys.stdout) else None,
+            on_ready=_prompt if is_terminal(sys.stdin) and is_terminal(sys.stderr) else None,
         )
         message = self._wishes.message
         await (lines.converse() if message is None else lines.say(message))
@@ -170,8 +171,8 @@ class _Chat:
 
 
 def _prompt() -> None:
-    sys.stdout.write(_PROMPT)
-    sys.stdout.flush()
+    sys.stderr.write(_PROMPT)
+    sys.stderr.flush()
 
 
 def _skip(waiting: anyio.CancelScope, number: signal.Signals) -> bool:

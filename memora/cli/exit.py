@@ -66,6 +66,15 @@ def report(error: MemoraError, *, as_json: bool, stream: TextIO | None = None) -
     return exit_code(error)
 
 
+def flush_output(code: int) -> int:
+    """Write what is still kept back. Returns the exit code, which is another if nobody is there to read it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return close_broken_pipe()
+    return code
+
+
 def close_broken_pipe() -> Exit:
     """Whoever read our output has left: end quietly, also when Python flushes at its exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -71,6 +71,7 @@ class TextOutput:
         self._answer_style = Style.of(answers)
         self._note_style = Style.of(notes)
         self._has_begun = False
+        self._is_listing = False
         self._waiting: list[str] = []
 
     async def piece(self, text: str) -> None:
@@ -115,8 +116,13 @@ class TextOutput:
             return
         count = f"{picture.conversation.message_count:,}"
         self._show(self._texts.history_title.format(id=session.conversation_id, messages=count))
-        async for entry in session.history(picture):
-            self._show(history_entry(entry, self._texts, self._answer_style))
+        self._is_listing = True
+        try:
+            async for entry in session.history(picture):
+                self._show(history_entry(entry, self._texts, self._answer_style))
+        finally:
+            self._is_listing = False
+            self._tell_waiting()
 
     async def context(self, session: Session) -> None:
         """Word for word."""
@@ -143,7 +149,7 @@ class TextOutput:
 
     @property
     def _is_answering(self) -> bool:
-        return self._has_begun
+        return self._has_begun or self._is_listing
 
     async def _tell(self, line: str) -> None:
         self._waiting.append(line)

@@ -59,8 +59,6 @@ def run_command(command: Command, *, as_json: bool = False, errors_to_stdout: bo
         return Exit.INTERRUPTED
     except BaseException as error:  # noqa: BLE001  # sorted below; what is not ours is raised again
         return _explained(_innermost(error), as_json=as_json, errors_to_stdout=errors_to_stdout)
-    finally:
-        _flush()
 
 
 async def _watched(command: Command) -> int:
@@ -88,10 +86,3 @@ def _innermost(error: BaseException) -> BaseException:
         return error
     inner = [_innermost(member) for member in error.exceptions]
     return next((member for member in inner if isinstance(member, (MemoraError, BrokenPipeError))), inner[0])
-
-
-def _flush() -> None:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        close_broken_pipe()

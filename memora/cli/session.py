@@ -6,6 +6,7 @@ Owns what the terminal, the pipe and `--json` have in common. Must not print.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from datetime import date
 from typing import Final
 
 import anyio
+import anyio.to_thread
 
 from memora.bootstrap import Memora
 from memora.chat import TurnResult
@@ -79,6 +81,7 @@ class Session:
         self._memora = memora
         self._last: TurnResult | None = None
         self._seen = _Seen()
+        self._tried_again_at = 0.0
         self.conversation_id = conversation_id
         self.pending_messages = 0
         self.on_notice: OnNotice | None = None
@@ -119,6 +122,10 @@ class Session:
         self._last = result
         self.pending_messages = result.stats.pending_messages
         return result
+
+    async def warm_up(self) -> None:
+        """Get ready for the first turn while the person still types it."""
+        await anyio.to_thread.run_sync(self._memora.client.warm_up)
 
     async def picture(self) -> Picture | None:
         """The conversation as it is now; None if nothing is stored of it.
@@ -173,15 +180,15 @@ class Session:
                 await self.tell_news()
 
     async def catch_up(self, on_wait: Callable[[int], Awaitable[None]]) -> None:
-        """Wait until nothing is pending; whoever calls knows for how long.
+        """Wait until nothing is pending, for `CATCH_UP_SECONDS` at most, and not for a fold put off beyond that.
 
         `on_wait` hears how many messages are pending when it takes longer.
         """
-        started = anyio.current_time()
+        started, give_up_at = anyio.current_time(), time.time() + CATCH_UP_SECONDS
         has_told = False
         while True:
             await self.tell_news()
-            if not self.pending_messages:
+            if not self.pending_messages or max(time.time(), self._tried_again_at) > give_up_at:
                 return
             if not has_told and anyio.current_time() - started > _PATIENCE_SECONDS:
                 await on_wait(self.pending_messages)
@@ -209,6 +216,9 @@ class Session:
         """What is known from here on; no await between looking and this, so nothing is told twice."""
         conversation = picture.conversation
         self.pending_messages = picture.pending_messages
+        # The private Redis has our own clock.
+        due_at, has_failed = picture.inspection.fold_due_at, picture.inspection.fold_failures > 0
+        self._tried_again_at = due_at / 1_000 if due_at and has_failed else 0.0
         self._seen = _Seen(
             conversation.generation,
             conversation.summary.summarized_message_count,

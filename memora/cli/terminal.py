@@ -60,10 +60,9 @@ class TerminalOutput(TextOutput):
         super().answered(result)
 
     def failed(self, error: MemoraError) -> None:
-        """The error, in the place of the spinner, and what becomes of the message."""
+        """The error, in the place of the spinner."""
         self._clear_spinner()
         super().failed(error)
-        self._note(self._note_style.dim(self._texts.not_stored))
 
     def interrupted(self) -> None:
         """The person did not want to hear more."""
@@ -201,6 +200,7 @@ class TerminalChat:
             self._output.answered(result)
         elif error:
             self._output.failed(error)
+            self._output.hint(self._texts.not_stored)
         else:
             self._output.interrupted()
         return result is not None

@@ -126,7 +126,7 @@ def test_a_blank_text_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["abc\ud800def", "abc\udfff", "abc\udc00\ud83d", "   \ud800"])
 def test_a_lone_surrogate_is_refused_by_its_position(text: str) -> None:
     """What no encoding can carry is named by its place, so that it can be found; never called empty."""
-    with pytest.raises(InvalidMessage, match="surrogate.* at position 3"):
+    with pytest.raises(InvalidMessage, match=r"surrogate.* at position 3"):
         check_text(text, 100)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 import pytest
-from any_text import PHRASES, texts
+from any_text import texts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,10 +149,17 @@ def test_a_part_that_cannot_fit_is_kept_all_the_same() -> None:
     assert cut_to_fit("abc", lambda part: not part) == ""
 
 
-@pytest.mark.parametrize("phrase", [*PHRASES, "." * 1_000 + "x", "…", ".)", "`", "\n \n\t"], ids=repr)
+@pytest.mark.parametrize(
+    "phrase",
+    [
+        *("word ", "我下個月要考試。", "嗯", FAMILY, "🇹🇼", "\u200d", "e\u0301", "`", "\n \n\t", ".)", "-"),
+        "." * 99_999 + "x",
+    ],
+    ids=ascii,
+)
 def test_a_cut_of_a_long_text_is_quick(phrase: str) -> None:
-    """200,000 characters of anything are cut and split without a noticeable wait."""
-    text = phrase * (200_000 // len(phrase))
+    """100,000 characters of anything are cut and split without a noticeable wait."""
+    text = phrase * (100_000 // len(phrase))
     started = perf_counter()
     cut_to_fit(text, lambda part: len(part) <= 1_000)
     split_to_fit(text, lambda part: len(part) <= 10_000)
