@@ -55,7 +55,7 @@ def open_redis(url: str) -> ArqRedis:
         # from_url() would override the connection class for unix:// and rediss://, so the pool is built by hand.
         options["connection_class"] = _CANCELLABLE[options["connection_class"]]
         pool = BlockingConnectionPool(**options)
-        pool.make_connection()
+        pool.make_connection()  # type: ignore[no-untyped-call]  # it only makes the object, and so checks the options
     except (ValueError, TypeError, exceptions.RedisError):
         # What the URL parser says may quote a part of the password.
         raise SettingsError(

@@ -57,7 +57,7 @@ class Traffic:
 async def traffic(redis: ArqRedis) -> AsyncIterator[Traffic]:
     """Every command that arrives meanwhile; complete when the block is left."""
     seen = Traffic()
-    async with redis.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+    async with redis.monitor() as monitor:
         # The monitor took a connection away; whatever it takes to open another one is over with the first echo.
         await redis.echo("traffic begins")
         while (await monitor.next_command())["command"] != "ECHO traffic begins":

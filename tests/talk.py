@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -42,6 +43,11 @@ async def say_all(memora: Memora, texts: Iterable[str], conversation_id: str = I
 async def look(memora: Memora, conversation_id: str = ID) -> Inspection:
     """One picture of a conversation, with its whole tail."""
     return await memora.store.inspect(conversation_id, 100_000)
+
+
+async def state_of(memora: Memora, conversation_id: str = ID) -> Inspection:
+    """The same without the time at which the sweep looks at it next, which moves by itself."""
+    return replace(await look(memora, conversation_id), fold_due_at=None)
 
 
 async def count_of(memora: Memora, conversation_id: str = ID) -> int:

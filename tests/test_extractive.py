@@ -312,13 +312,10 @@ class TestAnswer:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """The better of two: noise only ever adds."""
-    times = []
-    for _ in range(2):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    """Of this process alone: what else the machine does is not counted."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
 
 
 @pytest.mark.parametrize(
@@ -337,7 +334,8 @@ def test_time_grows_with_the_length_and_no_faster(unit: str) -> None:
             lambda: (fold("I like tea.", text), answer("", talk(text), "Where is Ann?"), answer("", [], text))
         )
 
-    assert read(200_000) < 9 * max(read(50_000), 0.01)
+    # Noise only ever adds, so that once in three tries is enough; a quadratic reader fails all three.
+    assert any(read(100_000) < 9 * max(read(25_000), 0.01) for _ in range(3))
 
 
 def test_the_measured_coverage_holds() -> None:

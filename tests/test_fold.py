@@ -128,6 +128,7 @@ class TestSummariesThatFail:
                 assert "test-key" not in outcome.reason
                 assert after.fold_due_at is not None
                 assert after.fold_due_at > before.updated_at
+            after = await look(memora)
             spent = after.conversation.usage.fold_tokens - before.conversation.usage.fold_tokens
             assert (spent > 0) == (
                 fault["kind"] not in ("status", "close", "cut", "garbage", "truncated_json", "html", "hang")

@@ -33,6 +33,7 @@ from talk import (
     model_waits,
     say,
     say_all,
+    state_of,
     worker_beside,
 )
 
@@ -219,14 +220,14 @@ class TestStopping:
     ) -> None:
         """After the grace the fold is dropped: no commit, no failure, and the next worker does it at once."""
         await say_all(memora, CATS)
-        before = await look(memora)
+        before = await state_of(memora)
         hold = offline.hold("summary")
         started = time.monotonic()
         async with worker_beside(memora) as worker:
             await model_waits(offline)
             worker.stop()
         assert time.monotonic() - started < 8
-        assert await look(memora) == before
+        assert await state_of(memora) == before
         assert await memora.storage.workers() == 0
         offline.release(hold)
         started = time.monotonic()
