@@ -12,6 +12,9 @@ from typing import Any, Final
 QUEUE: Final = "memora:{0}:queue"
 """Our own queue, so that no other arq worker on the same Redis takes fold jobs for its own."""
 
+HEARTBEAT_PREFIX: Final = "memora:{0}:worker."
+"""How the keys begin in which workers show that they live; `.` keeps them apart from every conversation id."""
+
 FOLD_JOB: Final = "fold"
 """Name of the function in the worker."""
 

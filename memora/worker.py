@@ -20,14 +20,13 @@ from arq.worker import Retry, Worker, func
 
 from memora.errors import MemoraError, StoreError
 from memora.fold import Folded, FoldOutcome, FoldService, Postponed
-from memora.fold_queue import FOLD_JOB, QUEUE, deserialize_job, serialize_job
+from memora.fold_queue import FOLD_JOB, HEARTBEAT_PREFIX, QUEUE, deserialize_job, serialize_job
 from memora.redis_connection import redis_errors
 from memora.settings import Settings
 from memora.store import ConversationStore
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_PREFIX: Final = "memora:{0}:worker."
 HEARTBEAT_SECONDS: Final = 5
 STOP_GRACE_SECONDS: Final = 5.0
 """How long a running fold may take to finish after SIGTERM; then it is left untouched, and runs again elsewhere."""

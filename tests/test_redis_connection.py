@@ -19,12 +19,13 @@ from talk import ID, folds_of, history_of, look, say, say_all
 from tcp_proxy import TcpProxy
 from turns import append_turns
 
-from memora.bootstrap import Memora, open_memora, open_storage
+from memora.bootstrap import Memora, open_memora
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import SettingsError, StoreError, StoreRefused, StoreUnavailable
 from memora.fold import Folded
 from memora.redis_connection import close_redis, open_redis, redis_errors
 from memora.settings import Settings
+from memora.storage import open_storage
 from memora.store import ConversationStore
 
 

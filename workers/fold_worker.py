@@ -10,11 +10,12 @@ import asyncio
 import sys
 from typing import Any
 
-from memora.bootstrap import Memora, data_directory, open_memora
+from memora.bootstrap import Memora, open_memora
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import MemoraError
 from memora.redis_connection import open_redis
 from memora.settings import Settings, load_settings
+from memora.storage import data_directory
 from memora.worker import STOP_GRACE_SECONDS, arq_options, new_heartbeat_key
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import anyio
 
-from memora.bootstrap import Memora, data_directory, open_memora
+from memora.bootstrap import Memora, open_memora
 from memora.cli.exit import Exit
 from memora.cli.lines import LineChat
 from memora.cli.logs import log_to_stderr
@@ -30,6 +30,7 @@ from memora.cli.texts import Texts, texts_for
 from memora.core.conversation import check_id
 from memora.errors import StoreError
 from memora.settings import load_settings
+from memora.storage import data_directory
 
 _PROMPT: Final = "> "
 

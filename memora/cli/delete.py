@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from memora.bootstrap import data_directory, open_storage
 from memora.cli.exit import Exit
 from memora.cli.keyboard import forget_typed
 from memora.cli.lines import LineReader
@@ -15,6 +14,7 @@ from memora.cli.texts import Texts, texts_for
 from memora.core.conversation import check_id
 from memora.errors import ConversationDamaged
 from memora.settings import load_settings
+from memora.storage import data_directory, open_storage
 from memora.store import ConversationStore
 
 _LONGEST_REPLY = 16

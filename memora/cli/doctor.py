@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import anyio
 
-from memora.bootstrap import RedisHealth, open_model, open_storage
+from memora.bootstrap import open_model
 from memora.cli.exit import Exit, exit_code
 from memora.cli.records import encoded
 from memora.cli.render import padded
@@ -24,6 +24,7 @@ from memora.cli.texts import Texts, texts_for
 from memora.cli.worker import redis_place
 from memora.errors import MemoraError, SettingsError, StoreUnavailable
 from memora.settings import Settings, load_settings, unknown_variables, variable_of
+from memora.storage import RedisHealth, open_storage
 
 _CLOCKS_AGREE_SECONDS: Final = 2.0
 """More than a round trip; two seconds apart, times in the log are misleading."""

@@ -15,7 +15,6 @@ from typing import Final
 import anyio
 from rich.cells import cell_len
 
-from memora.bootstrap import open_storage
 from memora.cli.exit import Exit
 from memora.cli.picture import Picture, next_context, take_picture
 from memora.cli.records import Record, encoded, next_context_record, picture_record, write_array
@@ -32,6 +31,7 @@ from memora.errors import (
     StoreUnavailable,
 )
 from memora.settings import Settings, load_settings
+from memora.storage import open_storage
 from memora.store import ConversationStore
 
 _AT_ONCE: Final = 24

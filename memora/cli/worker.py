@@ -10,12 +10,13 @@ import signal
 from functools import partial
 from urllib.parse import urlsplit
 
-from memora.bootstrap import Memora, data_directory, open_memora
+from memora.bootstrap import Memora, open_memora
 from memora.cli.exit import Exit
 from memora.cli.logs import log_to_stderr
 from memora.cli.runner import Signals, run_command
 from memora.cli.texts import Texts, texts_for
 from memora.settings import Settings, load_settings
+from memora.storage import data_directory
 from memora.worker import FoldWorker
 
 logger = logging.getLogger(__name__)
