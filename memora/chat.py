@@ -15,7 +15,7 @@ from typing import Final
 import anyio
 
 from memora.core.conversation import Conversation, Message, check_text, is_blank
-from memora.core.tokens import Calibration, count_text_tokens
+from memora.core.tokens import DEFAULT_VOCABULARY, Calibration, count_text_tokens
 from memora.core.window import Budget, Context, most_useful_messages, select_context, window_messages
 from memora.errors import ContextLengthExceeded, ModelError, OutputUnusable, SettingsError
 from memora.llm import Emit, ModelClient, ModelReply
@@ -161,9 +161,13 @@ class ChatService:
         if is_blank(reply.text) or (incomplete and incomplete != "max_output_tokens"):
             raise OutputUnusable(f"the model gave no answer ({reply.problem or 'it is empty'}): nothing was stored")
         budget = self._budget()
-        user = Message("user", context.message, count_text_tokens(context.message, budget.vocabulary))
+        vocabulary = None if budget.vocabulary == DEFAULT_VOCABULARY else budget.vocabulary
+        asked = count_text_tokens(context.message, budget.vocabulary)
         tokens = count_text_tokens(reply.text, budget.vocabulary)
-        assistant = Message("assistant", reply.text, tokens, phase=reply.phase, incomplete=incomplete)
+        user = Message("user", context.message, asked, vocabulary=vocabulary)
+        assistant = Message(
+            "assistant", reply.text, tokens, phase=reply.phase, incomplete=incomplete, vocabulary=vocabulary
+        )
         newest = (*conversation.tail, user, assistant)
         return Turn(
             turn_id=turn_id,

@@ -455,7 +455,7 @@ def new_generation() -> str:
 
 def message_record(message: Message) -> dict[str, Any]:
     """A message as it is stored and exported, without what it does not need."""
-    optional = {"phase": message.phase, "incomplete": message.incomplete}
+    optional = {"phase": message.phase, "incomplete": message.incomplete, "vocabulary": message.vocabulary}
     record: dict[str, Any] = {"role": message.role, "content": message.content, "tokens": message.tokens}
     record |= {name: value for name, value in optional.items() if value is not None}
     return record | ({"at": message.at} if message.at else {})
@@ -508,10 +508,10 @@ def _message(record: dict[str, Any], key: str) -> Message:
     role, content, tokens = record.get("role"), record.get("content"), record.get("tokens")
     if role not in ("user", "assistant") or not isinstance(content, str) or not isinstance(tokens, int):
         raise ConversationDamaged(key, "holds a record without role, content or tokens")
-    at, phase, incomplete = record.get("at", 0), record.get("phase"), record.get("incomplete")
-    if not isinstance(at, int) or not isinstance(phase, str | None) or not isinstance(incomplete, str | None):
-        raise ConversationDamaged(key, "holds a record whose at, phase or incomplete cannot be read")
-    return Message(role, content, tokens, at, phase, incomplete)
+    at, *optional = record.get("at", 0), *(record.get(name) for name in ("phase", "incomplete", "vocabulary"))
+    if not isinstance(at, int) or not all(isinstance(value, str | None) for value in optional):
+        raise ConversationDamaged(key, "holds a record whose at, phase, incomplete or vocabulary cannot be read")
+    return Message(role, content, tokens, at, *optional)
 
 
 def _fold(raw: bytes, key: str) -> Fold:

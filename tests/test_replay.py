@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import CommandLine
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("MEMORA_TEST_DATA") or ROOT.parent / "shared" / "data")
 BUDGET = 1_000
 WINDOW_MESSAGES = 6
 
+CONVERSATIONS = int(os.environ.get("MEMORA_TEST_CONVERSATIONS") or 3)
+"""Of each file; eight are all of them."""
+
 FILES = ("memorybank_en.jsonl", "memorybank_zh-tw.jsonl")
-
-
-def memora(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "MEMORA_DATA_DIR": str(folder), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "memora", *arguments],
-        input=text, env=environment, capture_output=True, text=True, encoding="utf-8", check=False, timeout=120,
-    )  # fmt: skip
 
 
 def conversations(name: str) -> list[list[str]]:
@@ -43,13 +37,15 @@ def conversations(name: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", FILES)
 def test_a_replayed_conversation_is_stored_whole_and_folded_without_a_gap(name: str, tmp_path: Path) -> None:
     """Every turn stored, counts consistent, every context within the budget, no gap once the worker has caught up."""
-    for number, lines in enumerate(conversations(name)):
-        chat_id = f"talk-{number}"
-        done = memora(tmp_path, "chat", "-c", chat_id, "--json", text="\n".join(lines) + "\n")
-        assert done.returncode == 0, done.stderr
-        turns = [record for record in map(json.loads, done.stdout.splitlines()) if record["type"] == "turn"]
-        check_turns(turns, lines)
-        check_after(tmp_path, chat_id, lines)
+    command_line = CommandLine(tmp_path)
+    talks = {f"talk-{number}": lines for number, lines in enumerate(conversations(name)[:CONVERSATIONS])}
+    for chat_id, lines in talks.items():
+        chat = command_line.run("chat", "-c", chat_id, "--json", typed="\n".join(lines) + "\n")
+        assert chat.code == 0, chat.err
+        check_turns([record for record in chat.objects if record["type"] == "turn"], lines)
+    for chat_id, lines in talks.items():
+        state = command_line.run("inspect", chat_id, "--json").json
+        check_after(state, command_line.run("export", chat_id).json, lines)
 
 
 def check_turns(turns: list[dict[str, Any]], lines: list[str]) -> None:
@@ -63,14 +59,12 @@ def check_turns(turns: list[dict[str, Any]], lines: list[str]) -> None:
         assert stats["gap_messages"] <= stats["stored_messages"] - stats["summarized_messages"]
 
 
-def check_after(folder: Path, chat_id: str, lines: list[str]) -> None:
+def check_after(state: dict[str, Any], exported: dict[str, Any], lines: list[str]) -> None:
     """Once the worker has caught up: nothing pending, no gap, the folds tile what is summarized."""
-    state = json.loads(memora(folder, "inspect", chat_id, "--json").stdout)
     assert state["message_count"] == 2 * len(lines)
     assert state["pending_messages"] == 0
     assert state["summarized_message_count"] >= 2 * len(lines) - WINDOW_MESSAGES
     assert state["next_context"]["gap_messages"] == 0
-    exported = json.loads(memora(folder, "export", chat_id).stdout)
     assert [message["content"] for message in exported["messages"]][::2] == lines
     ends = [0, *(fold["to"] for fold in exported["folds"])]
     assert [fold["from"] for fold in exported["folds"]] == ends[:-1]

@@ -202,7 +202,7 @@ async def net_output(redis: ArqRedis) -> int:
     return int((await redis.info("stats"))["total_net_output_bytes"])
 
 
-async def seed(redis: ArqRedis, messages: int) -> None:
+async def seed(redis: ArqRedis, messages: int, *, generation: str = "g") -> None:
     """A conversation of so many messages of equal length, folded up to the last ten."""
     await redis.flushall()
     records = [
@@ -213,7 +213,7 @@ async def seed(redis: ArqRedis, messages: int) -> None:
         await command(redis, "RPUSH", key_of("history"), *records[start : start + 10_000])
     numbers = {"message_count": messages, "summarized_message_count": messages - 10, "version": 1}
     usage = {"answer_input_tokens": 1, "answer_output_tokens": 1, "fold_input_tokens": 1, "fold_output_tokens": 1}
-    fields = {"generation": "g", "summary": "s", "summary_tokens": 1, **numbers, **usage}
+    fields = {"generation": generation, "summary": "s", "summary_tokens": 1, **numbers, **usage}
     await command(redis, "HSET", key_of("summary"), *(item for pair in fields.items() for item in pair))
 
 
@@ -552,22 +552,21 @@ class TestReading:
         assert after.created_at == first
         assert after.updated_at >= first
 
-    async def test_the_history_pages_through_everything(self, store: ConversationStore) -> None:
-        """More than one page of messages and of folds comes back whole, in order, after all of it was folded."""
-        await append_turns(store, ID, range(1, 261))
-        for end in range(2, 521, 2):
-            await fold(store, end)
-        contents = [m.content async for m in store.messages(ID)]
-        assert contents == [text for n in range(1, 261) for text in (f"question {n}", f"answer {n}")]
-        assert [(f.start, f.end) async for f in store.folds(ID)] == [(n, n + 2) for n in range(0, 520, 2)]
+    async def test_the_history_pages_through_everything(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """More than one page of messages and of folds comes back whole and in order."""
+        await seed(redis, 1_200)
+        record = {"summary": "s", "model": "m", "input_tokens": 1, "output_tokens": 1, "duration_seconds": 0.1, "at": 1}
+        trail = [json.dumps({"version": n, "from": 2 * n - 2, "to": 2 * n, **record}) for n in range(1, 596)]
+        await command(redis, "RPUSH", key_of("folds"), *trail)
+        assert [m.content async for m in store.messages(ID)] == [f"message {n:06}" for n in range(1_200)]
+        assert [(f.start, f.end) async for f in store.folds(ID)] == [(n, n + 2) for n in range(0, 1_190, 2)]
 
-    async def test_a_deletion_between_two_pages_is_said(self, store: ConversationStore) -> None:
+    async def test_a_deletion_between_two_pages_is_said(self, store: ConversationStore, redis: ArqRedis) -> None:
         """A reader half-way through never gets the rest of a later life of the id."""
-        await append_turns(store, ID, range(1, 261))
+        await seed(redis, 1_200)
         reading = store.messages(ID)
-        assert (await anext(reading)).content == "question 1"
-        await store.delete(ID)
-        await append_turns(store, ID, range(1, 261))
+        assert (await anext(reading)).content == "message 000000"
+        await seed(redis, 1_200, generation="another")
         with pytest.raises(ConversationDeleted):
             await _all(reading)
 

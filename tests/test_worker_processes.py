@@ -75,17 +75,16 @@ async def end(worker: WorkerProcess, number: signal.Signals) -> float:
     return await anyio.to_thread.run_sync(worker.end, number)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
 async def test_killed_in_the_middle_of_a_fold_nothing_has_changed_and_another_worker_folds_once(
-    memora: Memora, settings: Settings, offline: OfflineModel, name: str
+    memora: Memora, settings: Settings, offline: OfflineModel
 ) -> None:
     """With kill -9 the count stays as it is, and within seconds of the lease the fold happens, exactly once."""
     hold = offline.hold("summary")
-    with worker_process(settings, offline, name) as victim:
+    with worker_process(settings, offline, "memora") as victim:
         await say_all(memora, CATS)
         await model_waits(offline)
         before = await state_of(memora)
-        with worker_process(settings, offline, name):
+        with worker_process(settings, offline, "arq"):
             await workers_are_up(memora, 2)
             await end(victim, signal.SIGKILL)
             assert await state_of(memora) == before

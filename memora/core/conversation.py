@@ -28,7 +28,7 @@ class Message:
 
     `tokens` counts the content alone, without the overhead a request adds; `at` is Redis time in milliseconds since
     the epoch, 0 before it is stored. `phase` is what the provider wants back with an assistant message, `incomplete`
-    the reason why an answer was cut off.
+    the reason why an answer was cut off. `vocabulary` is what `tokens` was counted with, None for the usual one.
     """
 
     role: Role
@@ -37,6 +37,7 @@ class Message:
     at: int = 0
     phase: str | None = None
     incomplete: str | None = None
+    vocabulary: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,8 @@ def select_context(conversation: Conversation, instructions: str, message: str, 
     fixed = _fixed_tokens(instructions, message, budget)
     room = budget.local_tokens - fixed.total
     summary, summary_tokens = _fit_summary(conversation.summary, room, budget)
-    tail = _newest_turns(conversation.tail, room - summary_tokens)
-    tokens = ContextTokens(fixed.instructions, summary_tokens, _tail_tokens(tail), fixed.message)
+    tail = _newest_turns(conversation.tail, room - summary_tokens, budget)
+    tokens = ContextTokens(fixed.instructions, summary_tokens, _tail_tokens(tail, budget.vocabulary), fixed.message)
     return Context(
         instructions=instructions,
         summary=summary,
@@ -152,7 +152,7 @@ def window_messages(newest: Sequence[Message], summary: str, instructions: str, 
     room -= _summary_tokens(summary, budget)
     kept = 0
     for turn in reversed(turns(newest)[-budget.max_recent_turns :] if budget.max_recent_turns else []):
-        room -= _tail_tokens(turn)
+        room -= _tail_tokens(turn, budget.vocabulary)
         if room < 0:
             break
         kept += MESSAGES_PER_TURN
@@ -205,15 +205,22 @@ def _fit_summary(summary: Summary, room: int, budget: Budget) -> tuple[str, int]
     return short, _summary_tokens(short, budget)
 
 
-def _newest_turns(tail: Sequence[Message], room: int) -> tuple[Message, ...]:
+def _newest_turns(tail: Sequence[Message], room: int, budget: Budget) -> tuple[Message, ...]:
     kept: list[tuple[Message, ...]] = []
     for turn in reversed(turns(tail)):
-        room -= _tail_tokens(turn)
+        room -= _tail_tokens(turn, budget.vocabulary)
         if room < 0:
             break
         kept.append(turn)
     return tuple(message for turn in reversed(kept) for message in turn)
 
 
-def _tail_tokens(messages: Sequence[Message]) -> int:
-    return sum(message_tokens(message.tokens) for message in messages)
+def _tail_tokens(messages: Sequence[Message], vocabulary: str) -> int:
+    return sum(message_tokens(_content_tokens(message, vocabulary)) for message in messages)
+
+
+def _content_tokens(message: Message, vocabulary: str) -> int:
+    """As counted when it was stored, unless another model family answers now."""
+    if (message.vocabulary or DEFAULT_VOCABULARY) == vocabulary:
+        return message.tokens
+    return count_text_tokens(message.content, vocabulary)

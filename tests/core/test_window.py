@@ -283,3 +283,15 @@ def test_a_growing_summary_only_narrows_the_window(
     tail = conversation(turns).tail
     wide = window_messages(tail, "", instructions, budget)
     assert window_messages(tail, "The user lives in Taipei. " * 10, instructions, budget) <= wide
+
+
+def test_messages_counted_for_another_model_family_are_counted_again() -> None:
+    """After a change of model the budget holds from the first request on, whatever the stored counts say."""
+    text = "我下個月要考多益，所以每天晚上都在背單字。" * 4
+    old, new = "o200k_base", "cl100k_base"
+    tail = tuple(Message(role, text, count_text_tokens(text, old)) for role in ("user", "assistant") * 6)
+    conversation = Conversation("talk", "life", len(tail), tail=tail)
+    budget = Budget(max_input_tokens=1_000, max_recent_turns=6, max_summary_tokens=300, vocabulary=new)
+    context = select_context(conversation, "", "好嗎？", budget)
+    assert context.gap_messages
+    assert request_tokens("", context.request.messages, new) == context.counted_input_tokens <= 1_000

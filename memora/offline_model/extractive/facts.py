@@ -1,7 +1,7 @@
 """The vocabulary of facts: the words by which a sentence is known to be worth keeping, or known not to be.
 
 Tables and nothing else; who adds up what they say is `pieces`. Expects comparable text (see `characters`), so Chinese
-is written in Simplified.
+is written in Simplified, and commas, question marks and apostrophes are the narrow straight ones.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final
 from memora.offline_model.extractive.cues import Cue
 
 FIRST_PERSON = Cue(r"\b(?:i|i'm|i've|i'll|i'd|my|mine|we|our)\b", "[我咱俺]")
-QUESTION = Cue(r"[?？][”’」』）)\"']*;?$", "[吗呢][。.]?$")
+QUESTION = Cue(r"[?][”」』)\"']*;?$", "[吗呢][。.]?$")
 CORRECTION = Cue(
     r"\b(?:(?:actually|instead|no longer|not any ?more|anymore|changed|moved|renamed|rescheduled|postponed|switched|"
     r"correction|i meant|turns out|cancell?ed|rather than)\b|^(?:no|oops|wait|sorry), )",
     "其实|改到|改成|改为|改名|改在|更正|说错|讲错|记错|应该是才对|不再|换成|换到|搬到|搬去|延到|延后|提前到|取消|不是.{1,12}而?是|"
-    "^(?:不对|抱歉)[，,]",
+    "^(?:不对|抱歉),",
 )
 CALL_ME: Final = r"\bcall me\b(?! (?:later|back|when|at|on|if|in|tomorrow|tonight)\b)"
 MY_NAME_IS_HAN: Final = "我叫(?![了他她它车外])"
@@ -33,7 +33,7 @@ NUMBER_VALUE = Cue(r"\d", is_case_sensitive=True)
 TITLE_VALUE = Cue(
     r"\"[^\"]{2,60}\"", "《[^》]{1,40}》|“[^”]{2,60}”|「[^」]{2,40}」|『[^』]{2,40}』", is_case_sensitive=True
 )
-_NAME: Final = r"(?<=[\w,:;'’(] )(?!I\b)[A-Z][\w-]+|\b[A-Z]{2,}[\w-]*\b"
+_NAME: Final = r"(?<=[\w,:;'(] )(?!I\b)[A-Z][\w-]+|\b[A-Z]{2,}[\w-]*\b"
 NAME_VALUE = Cue(_NAME, is_case_sensitive=True)
 _CALLED: Final = (r"\b(?:named?|called|name is)\b", "[叫姓]|名字|改名")
 CALLED_VALUE = Cue(*_CALLED)

@@ -17,7 +17,7 @@ _ASKS = Cue(
     r"^(?:and |so |but )?(?:what|which|who|whose|when|where|why|how|do|does|did|is|are|was|were|am|have|has|can|could|"
     r"will|would)\b|\bremind me\b|\bdo you remember\b|\btell me (?:again )?(?:what|which|who|when|where|why|how|my)\b|"
     r"^(?:please )?(?:list|show|give|tell)(?: me)? (?:about )?my\b",
-    "(?:什么|甚么|哪|谁|多少|几(?!乎)|怎么|为什么|何时|还记得)[^。.!！]*$",
+    "(?:什么|甚么|哪|谁|多少|几(?!乎)|怎么|为什么|何时|还记得)[^。.!]*$",
 )
 OVERVIEW = Cue(
     r"\bwhat (?:do|can) you (?:still )?(?:know|remember|recall)(?: about me)?[?.]?$|"
@@ -31,7 +31,7 @@ REQUEST = Cue(
     r"(?:teach|explain|translate|write|help|correct|recommend|suggest|make|create|define|check|practi[cs]e|describe|"
     r"compare|summari[sz]e|rewrite|fix|(?:give|show|list|tell)(?! (?:me )?(?:again )?(?:about )?"
     r"(?:my|me|what|which|who|when|where|why|how)\b))\b",
-    "^(?:好的?[，,]?)?(?:请(?!问|记|叫|用|以|不|别|告|提醒)|你?(?:可不可以|能不能|可以|能)?(?:教我|教|解释|翻译|写|给我|帮我|推荐|"
+    "^(?:好的?,?)?(?:请(?!问|记|叫|用|以|不|别|告|提醒)|你?(?:可不可以|能不能|可以|能)?(?:教我|教|解释|翻译|写|给我|帮我|推荐|"
     "列出|列|举例|造句|介绍|说明|改写|修改|比较|示范|出题))",
 )
 ABOUT_MEMORY = Cue(

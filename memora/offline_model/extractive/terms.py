@@ -31,7 +31,7 @@ _ASKING_HAN = Cue(
     is_case_sensitive=True,
 )
 _WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
-_WORD_OR_HAN_RUN = Cue(rf"[{HAN_OR_KANA}]+|[^\W_{HAN_OR_KANA}]+(?:['’-][^\W_{HAN_OR_KANA}]+)*", is_case_sensitive=True)
+_WORD_OR_HAN_RUN = Cue(rf"[{HAN_OR_KANA}]+|[^\W_{HAN_OR_KANA}]+(?:['-][^\W_{HAN_OR_KANA}]+)*", is_case_sensitive=True)
 _SUFFIXES: Final = ("ings", "ing", "ied", "ies", "ed", "es", "s", "e", "y")  # the longer ones first
 _SHORTEST_STEM_CHARS: Final = 3
 
@@ -62,7 +62,7 @@ def _without_asking(text: str) -> str:
 
 
 def _stem(word: str) -> str:
-    word = word.removesuffix("'s").removesuffix("’s")
+    word = word.removesuffix("'s")
     if word.endswith(_SUFFIXES):
         for suffix in _SUFFIXES:
             if word.endswith(suffix) and len(word) - len(suffix) >= _SHORTEST_STEM_CHARS:
