@@ -56,7 +56,8 @@ def check_turns(turns: list[dict[str, Any]], lines: list[str]) -> None:
         assert stats["stored_messages"] == 2 * count
         assert stats["counted_input_tokens"] == stats["actual_input_tokens"] <= BUDGET
         assert stats["summarized_messages"] + stats["pending_messages"] <= 2 * count
-        assert stats["gap_messages"] <= stats["stored_messages"] - stats["summarized_messages"]
+        # Counted when the context was made; the worker may have folded some of them since.
+        assert stats["gap_messages"] < stats["stored_messages"]
 
 
 def check_after(state: dict[str, Any], exported: dict[str, Any], lines: list[str]) -> None:

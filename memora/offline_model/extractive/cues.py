@@ -12,7 +12,7 @@ from functools import cached_property
 class Cue:
     """Words to look for: `anywhere`, and `chinese` ones only where the text is not plain ASCII.
 
-    Kept apart because trying the Chinese ones at every letter of an English text would double the time it takes.
+    Kept apart because trying the Chinese ones at every letter of an English text takes about as long as the rest.
     Compiled when first looked for, because compiling all of them would slow down every start of the program.
     """
 

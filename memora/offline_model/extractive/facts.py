@@ -15,7 +15,7 @@ QUESTION = Cue(r"[?][”」』)\"']*;?$", "[吗呢][。.]?$")
 CORRECTION = Cue(
     r"\b(?:(?:actually|instead|no longer|not any ?more|anymore|changed|moved|renamed|rescheduled|postponed|switched|"
     r"correction|i meant|turns out|cancell?ed|rather than)\b|^(?:no|oops|wait|sorry), )",
-    "其实|改到|改成|改为|改名|改在|更正|说错|讲错|记错|应该是才对|不再|换成|换到|搬到|搬去|延到|延后|提前到|取消|不是.{1,12}而?是|"
+    "其实|改到|改成|改为|改名|改在|更正|说错|讲错|记错|应该是.{1,12}才对|不再|换成|换到|搬到|搬去|延到|延后|提前到|取消|不是.{1,12}而?是|"
     "^(?:不对|抱歉),",
 )
 CALL_ME: Final = r"\bcall me\b(?! (?:later|back|when|at|on|if|in|tomorrow|tonight)\b)"
@@ -53,7 +53,7 @@ USER_CUES: Final = (
             rf"\b(?:my name|{CALL_ME}|i am called|i'm from|i am from|i live|i work|i study|i was born|my job|"
             r"my birthday|years old|allergic|my (?:wife|husband|son|daughter|mother|father|mom|dad|sister|brother|boss|"
             r"teacher|friend|cat|dog|company|team))\b",
-            "叫我|我姓|我是|我住|我来自|我的名字|我.{0,4}(?:工作|上班)|生日|过敏|"
+            f"{MY_NAME_IS_HAN}|叫我|我姓|我是|我住|我来自|我的名字|我.{{0,4}}(?:工作|上班)|生日|过敏|"
             "我.{0,2}(?:太太|先生|老公|老婆|妈|爸|姐|妹|哥|弟|儿子|女儿|朋友|老板|老师|猫|狗)",
         ),
     ),

@@ -19,7 +19,7 @@ from memora.offline_model.extractive.utterances import Utterance, is_own_reply
 _BULLETS = re.compile(r"(?:[-*•>#]+\s+)+")
 _OPENER = Cue(
     r"(?:hi|hello|hey|ok(?:ay)?|yes|yeah|well|sure|oh|wow|haha|by the way|thanks|thank you|alright)(?: there)?[,!]\s+",
-    r"(?:你好|您好|嗨|好的|是的|好啊|好吧|嗯|哇|哈哈|对了|对啊|谢谢|谢谢你|另外|还有|那么|那)[，,！!]\s*",
+    r"(?:你好|您好|嗨|好的|是的|好啊|好吧|嗯|哇|哈哈|对了|對了|对啊|對啊|谢谢|謝謝|谢谢你|謝謝你|另外|还有|還有|那么|那麼|那)[，,！!]\s*",
 )
 _CLAUSE_COMMA = re.compile(r"，|, ")
 _INTERROGATIVE = Cue(

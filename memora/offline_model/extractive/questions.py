@@ -29,8 +29,8 @@ REQUEST = Cue(
     r"^(?:(?:ok|okay|hi|hello|now|and|so|then|well)[,!. ]+)?(?:please[, ]+)?"
     r"(?:(?:can|could|would|will) you (?:please )?|i(?:'d like| want| need) you to |help me |let's )?"
     r"(?:teach|explain|translate|write|help|correct|recommend|suggest|make|create|define|check|practi[cs]e|describe|"
-    r"compare|summari[sz]e|rewrite|fix|(?:give|show|list|tell)(?! (?:me )?(?:again )?(?:about )?"
-    r"(?:my|me|what|which|who|when|where|why|how)\b))\b",
+    r"compare|summari[sz]e|rewrite|fix|(?:give|show|list|tell)(?! (?:me )?(?:again )?"
+    r"(?:(?:about )?(?:my|what|which|who|when|where|why|how)|about me)\b))\b",
     "^(?:好的?,?)?(?:请(?!问|记|叫|用|以|不|别|告|提醒)|你?(?:可不可以|能不能|可以|能)?(?:教我|教|解释|翻译|写|给我|帮我|推荐|"
     "列出|列|举例|造句|介绍|说明|改写|修改|比较|示范|出题))",
 )
