@@ -10,7 +10,9 @@
      |- InvalidMessage      |- ConversationDamaged  |- ModelDenied      (the key is wrong)
      |- ContextLengthExceeded                       |- ModelRefused     (this request will never pass)
      |- ConversationNotFound                        `- OutputUnusable   (an answer that is no answer)
-     `- ConversationDeleted
+     |- ConversationDeleted
+     |- ConversationLocked   (retryable)
+     `- IdempotencyKeyReused
 
 The branch says whose fault it is and `retryable` whether trying the same again can help. An expected outcome (a fold
 that lost its race, nothing to fold) is a value, never one of these. Foreign exceptions become these in exactly one
@@ -67,6 +69,26 @@ class ConversationDeleted(CallerError):
     """The conversation was deleted while this turn was being answered; the turn was not stored."""
 
     code = "conversation_deleted"
+
+
+class ConversationLocked(CallerError):
+    """Another turn of this conversation is being answered.
+
+    `retry_after` is when its lock runs out at the latest, in seconds.
+    """
+
+    code = "conversation_locked"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class IdempotencyKeyReused(CallerError):
+    """An idempotency key came again with another request."""
+
+    code = "idempotency_key_reused"
 
 
 class StoreError(MemoraError):

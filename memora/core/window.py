@@ -84,7 +84,7 @@ class Context:
     @property
     def request(self) -> ModelRequest:
         """The request, exactly as it goes out."""
-        messages = [(message.role, message.content) for message in self.tail]
+        messages = [(message.role, message.content) for message in self.tail if not message.absent]
         return assemble(
             self.instructions,
             self.summary,

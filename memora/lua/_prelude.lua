@@ -88,3 +88,11 @@ local function enqueue(queue, id, generation, folded)
   return true
 end
 
+local EVENTS_KEPT = 256
+
+-- Tell what happened: a bounded stream that can be read again from any point, and a hint on a channel.
+local function tell(events, channel, id, event)
+  redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', 'event', event)
+  redis.call('PUBLISH', channel, id)
+end
+
