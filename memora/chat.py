@@ -6,11 +6,12 @@ Must not know who is asking or how the answer is shown.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -26,6 +27,7 @@ _NEAR_THE_EDGE: Final = 0.9
 """From this share of the budget on, `auto` lets the endpoint count."""
 
 _MAX_RECOUNTS: Final = 3
+Result = TypeVar("Result")
 _NO_PARAMETERS: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -97,8 +99,7 @@ class ChatService:
         self._learn(context, reply)
         turn = self._turn(conversation, context, reply, turn_id or secrets.token_hex(16))
         # A finished answer is stored even if nobody waits for it any more; the store has a deadline of its own.
-        with anyio.CancelScope(shield=True):
-            appended = await self._store.append(conversation_id, turn)
+        appended = await _to_its_end(self._store.append(conversation_id, turn))
         return TurnResult(
             conversation_id=conversation_id,
             text=reply.text,
@@ -184,6 +185,25 @@ class ChatService:
         if reply.input_tokens is not None:
             known = self._calibrations.get(self._settings.model, Calibration())
             self._calibrations[self._settings.model] = known.observe(context.tokens.total, reply.input_tokens)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Do it, and be cancelled afterwards if that was asked for meanwhile.
+
+    A shielded scope keeps off only what anyio cancels; Ctrl-C and `asyncio.timeout` cancel the task itself.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        task.exception()  # looked at, so that asyncio does not report it
+        raise cancelled
+    return task.result()
 
 
 def _stats(context: Context, reply: ModelReply, turn: Turn, appended: Appended) -> TurnStats:
