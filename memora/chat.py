@@ -7,6 +7,7 @@ Must not know who is asking or how the answer is shown.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from memora.store import Appended, ConversationStore, Turn
 _NEAR_THE_EDGE: Final = 0.9
 """From this share of the budget on, `auto` lets the endpoint count."""
 
+_COUNT_AGAIN_SECONDS: Final = 60.0
 _MAX_RECOUNTS: Final = 3
 Result = TypeVar("Result")
 _NO_PARAMETERS: Final[Mapping[str, object]] = MappingProxyType({})
@@ -68,6 +70,7 @@ class ChatService:
         self._store = store
         self._client = client
         self._calibrations: dict[str, Calibration] = {}
+        self._count_again_at = -math.inf
 
     async def reply(
         self,
@@ -137,6 +140,8 @@ class ChatService:
     async def _count(self, context: Context) -> int | None:
         """What the endpoint counts; None where the local count is enough."""
         mode = self._settings.token_counter
+        if mode == "auto" and anyio.current_time() < self._count_again_at:
+            return None
         near = context.counted_input_tokens >= self._settings.max_input_tokens * _NEAR_THE_EDGE
         if mode == "local" or (mode == "auto" and not near):
             return None
@@ -145,6 +150,8 @@ class ChatService:
         except ModelError:
             if mode == "api":
                 raise
+            # The local count will do; who hangs is not asked for a while, so that the next answers do not wait for it.
+            self._count_again_at = anyio.current_time() + _COUNT_AGAIN_SECONDS
             return None
         if counted is None and mode == "api":
             raise SettingsError(

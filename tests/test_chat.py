@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -31,9 +32,11 @@ from talk import (
     worker_beside,
 )
 from tcp_proxy import TcpProxy
+from turns import turn
 
 from memora.bootstrap import Memora, open_memora
 from memora.chat import TurnResult
+from memora.core.conversation import Conversation
 from memora.core.prompts import summary_message
 from memora.core.tokens import count_text_tokens, request_tokens
 from memora.embedded_redis import EmbeddedRedis
@@ -53,6 +56,7 @@ from memora.errors import (
 from memora.fold import Folded
 from memora.offline_model import OfflineModel
 from memora.settings import Settings
+from memora.store import ConversationStore
 
 QUICK = {"retry-after-ms": "10"}
 """What lets the client's own retries follow each other at once."""
@@ -432,11 +436,33 @@ class TestCalibration:
         assert [record["kind"] for record in offline.requests()][1:] == ["count", "answer"]
 
     async def test_auto_goes_on_without_an_endpoint_that_counts(self, memora: Memora, offline: OfflineModel) -> None:
-        """That it has no such call is remembered; that it was busy once is not."""
+        """That it has no such call is remembered."""
         offline.add_fault({"kind": "status", "status": 404}, match="count")
         for _ in range(3):
             await say(memora, largest("字", 850))
         assert [record["kind"] for record in offline.requests()].count("count") == 1
+
+    async def test_auto_leaves_an_endpoint_in_trouble_alone_for_a_while(
+        self, memora: Memora, offline: OfflineModel
+    ) -> None:
+        """One answer waits for it at most, not every one: the next are counted here."""
+        offline.add_fault(status(503), match="count")
+        await say(memora, largest("字", 850))
+        asked = [record["kind"] for record in offline.requests()].count("count")
+        for _ in range(3):
+            await say(memora, largest("字", 850))
+        assert [record["kind"] for record in offline.requests()].count("count") == asked > 0
+
+    async def test_the_phase_of_an_answer_goes_back_with_it(
+        self, memora: Memora, offline: OfflineModel, store: ConversationStore
+    ) -> None:
+        """Newer models lose quality without it; messages that have none are sent without the field."""
+        first = turn(Conversation(ID), 1)
+        await store.append(ID, replace(first, assistant=replace(first.assistant, phase="final_answer")))
+        await say(memora, "I live in Taipei.")
+        await say(memora, "Where do I live?")
+        phases = [item.get("phase") for item in offline.requests()[-1]["body"]["input"]]
+        assert phases == [None, "final_answer", None, None, None]
 
     async def test_an_endpoint_that_counts_more_makes_the_context_smaller(
         self, settings: Settings, offline: OfflineModel
