@@ -6,11 +6,12 @@ Must not know who is asking or how the answer is shown.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Final
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -25,8 +26,9 @@ from memora.store import Appended, ConversationStore, Turn
 _NEAR_THE_EDGE: Final = 0.9
 """From this share of the budget on, `auto` lets the endpoint count."""
 
+_COUNT_AGAIN_SECONDS: Final = 60.0
 _MAX_RECOUNTS: Final = 3
-_NO_PARAMETERS: Final[Mapping[str, object]] = MappingProxyType({})
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class TurnOptions:
     turn_id: str = ""
     instructions: str | None = None
     model: str | None = None
-    parameters: Mapping[str, object] = _NO_PARAMETERS
+    parameters: Mapping[str, object] = field(default_factory=dict)
     before: tuple[Message, ...] = ()
     lock_token: str = ""
     owner: str = ""
@@ -89,6 +91,7 @@ class ChatService:
         self._store = store
         self._client = client
         self._calibrations: dict[str, Calibration] = {}
+        self._count_again_at = -math.inf
 
     async def reply(
         self, conversation_id: str, text: str, emit: Emit, options: TurnOptions = _NO_OPTIONS
@@ -114,8 +117,7 @@ class ChatService:
         reply = await self._stream(context, emit, options)
         turn = self._turn(continued, context, reply, options)
         # A finished answer is stored even if nobody waits for it any more; the store has a deadline of its own.
-        with anyio.CancelScope(shield=True):
-            appended = await self._store.append(conversation.id, turn)
+        appended = await _to_its_end(self._store.append(conversation.id, turn))
         return TurnResult(
             conversation_id=conversation.id,
             text=reply.text,
@@ -195,6 +197,8 @@ class ChatService:
     async def _count(self, context: Context, model: str) -> int | None:
         """What the endpoint counts; None where the local count is enough."""
         mode = self._settings.token_counter
+        if mode == "auto" and anyio.current_time() < self._count_again_at:
+            return None
         near = context.counted_input_tokens >= self._settings.max_input_tokens * _NEAR_THE_EDGE
         if mode == "local" or (mode == "auto" and not near):
             return None
@@ -203,6 +207,8 @@ class ChatService:
         except ModelError:
             if mode == "api":
                 raise
+            # The local count will do; who hangs is not asked for a while, so that the next answers do not wait for it.
+            self._count_again_at = anyio.current_time() + _COUNT_AGAIN_SECONDS
             return None
         if counted is None and mode == "api":
             raise SettingsError(
@@ -266,6 +272,25 @@ def _answer_details(
         return None
     counted = {"model": model, "input_tokens": input_tokens, "output_tokens": output_tokens}
     return {**options.answer_details, **counted}
+
+
+async def _to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Do it, and be cancelled afterwards if that was asked for meanwhile.
+
+    A shielded scope keeps off only what anyio cancels; Ctrl-C and `asyncio.timeout` cancel the task itself.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        task.exception()  # looked at, so that asyncio does not report it
+        raise cancelled
+    return task.result()
 
 
 def _stats(context: Context, reply: ModelReply, turn: Turn, appended: Appended) -> TurnStats:

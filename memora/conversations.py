@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 
 from memora.chat import ChatService, TurnOptions, TurnResult
-from memora.core.conversation import Conversation, Message, pair_up
+from memora.core.conversation import MESSAGES_PER_TURN, Message, pair_up
 from memora.core.tokens import count_text_tokens
 from memora.core.window import Context
 from memora.errors import (
@@ -27,7 +27,7 @@ from memora.errors import (
 )
 from memora.llm import Emit
 from memora.settings import Settings
-from memora.store import BegunTurn, Busy, ConversationStore, Inspection, StoredTurn, Turn
+from memora.store import BegunTurn, Busy, ConversationStore, Inspection, StoredTurn
 
 LEASE_SECONDS: Final = 15.0
 """How long a conversation stays locked after the process that answers in it was killed."""
@@ -164,7 +164,14 @@ class ConversationService:
             assert isinstance(begun, BegunTurn)  # noqa: S101  # a fresh turn id is never there already
             first = first or begun.conversation.message_count
             page = pair_up(messages[start : start + _IMPORT_MESSAGES])
-            await self._store.append(conversation_id, self._imported(begun.conversation, page, token))
+            await self._store.import_messages(
+                conversation_id,
+                page,
+                import_id=secrets.token_hex(16),
+                generation=begun.conversation.generation,
+                window_messages=self._settings.max_recent_turns * MESSAGES_PER_TURN,
+                lock_token=token,
+            )
         return first
 
     async def context_of(self, request: TurnRequest) -> Context:
@@ -265,22 +272,6 @@ class ConversationService:
             owner=request.owner,
             request_details={"fingerprint": request.fingerprint} if request.fingerprint else None,
             answer_details={"metadata": dict(request.metadata)},
-        )
-
-    def _imported(self, conversation: Conversation, page: Sequence[Message], token: str) -> Turn:
-        *before, user, assistant = page
-        window = self._settings.max_recent_turns * 2
-        return Turn(
-            turn_id=secrets.token_hex(16),
-            answered_in=conversation.generation,
-            user=user,
-            assistant=assistant,
-            context=None,
-            window_messages=window,
-            input_tokens=0,
-            output_tokens=0,
-            before=tuple(before),
-            lock_token=token,
         )
 
 

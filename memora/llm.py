@@ -164,6 +164,8 @@ class ModelClient:
 
 def _body(request: ModelRequest, parameters: Mapping[str, object]) -> dict[str, object]:
     items = [{"type": "message", "role": role, "content": content} for role, content in request.messages]
+    for index, phase in request.phases:
+        items[index]["phase"] = phase
     instructions = {"instructions": request.instructions} if request.instructions else {}
     return {**parameters, **instructions, "input": items}
 

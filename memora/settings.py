@@ -103,6 +103,13 @@ class Settings(BaseSettings):
     conversation_ttl: int | None = Field(
         None, ge=1, le=_CENTURY_SECONDS, description="Seconds after its last turn that a conversation is forgotten"
     )
+    api_keys: SecretStr | None = Field(
+        None,
+        description="Keys of the HTTP API, separated by commas. None: only this machine may connect, without a key",
+    )
+    host: str = Field("127.0.0.1", min_length=1, description="Where the HTTP API listens")
+    port: int = Field(8000, ge=0, le=65_535, description="Port of the HTTP API; 0 takes a free one")
+    turn_wait_seconds: Seconds = Field(30.0, description="How long a turn waits for another one of its conversation")
     lang: str | None = Field(None, description="Language of the terminal: `en` or `zh-TW`. None: by locale")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "WARNING", description="What the log on stderr shows"
@@ -241,7 +248,7 @@ def _shown_default(default: object) -> str:
     return f"{default:,}" if isinstance(default, int) else f"`{default}`"
 
 
-_SECRETS: Final = ("redis_url", "openai_api_key")
+_SECRETS: Final = ("redis_url", "openai_api_key", "api_keys")
 _PLAIN_NAMES: Final = ("REDIS_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL")
 
 

@@ -48,14 +48,14 @@ class Turn:
 
     `turn_id` makes the call safe to repeat; `answered_in` is the generation the turn was answered in. `before` are
     whole turns that go in front of it. `lock_token` is the lock it was answered under, if any; `owner` that of a new
-    conversation. An import has no `context`: its turns are all there is.
+    conversation.
     """
 
     turn_id: str
     answered_in: str
     user: Message
     assistant: Message
-    context: Context | None
+    context: Context
     window_messages: int
     input_tokens: int
     output_tokens: int
@@ -262,25 +262,34 @@ class ConversationStore:
             ConversationLocked: its lock ran out and is another's by now; nothing was stored.
             InvalidId, StoreError.
         """
-        keys = self._keys(conversation_id, "history", "summary", "folds", "turns", "context")
-        shared = self._shared_keys(conversation_id, "conversations", "pending")
-        reply = await self._run(
-            "append_turn",
-            [*keys, *shared, QUEUE, *self._keys(conversation_id, "lock", "events")],
-            *(conversation_id, turn.turn_id, turn.answered_in, new_generation()),
-            *(self._ttl_ms, turn.window_messages, SWEEP_GRACE_MS, turn.input_tokens, turn.output_tokens),
-            *(_context_json(turn.context) if turn.context else "", turn.lock_token, turn.owner),
-            self._channel(conversation_id),
-            *(_message_json(message) for message in (*turn.before, turn.user, turn.assistant)),
+        return await self._append(
+            conversation_id,
+            (turn.turn_id, turn.answered_in, turn.window_messages, turn.input_tokens, turn.output_tokens),
+            (_context_json(turn.context), turn.lock_token, turn.owner),
+            (*turn.before, turn.user, turn.assistant),
         )
-        if reply[0] == _GONE:
-            what = "was deleted while this turn was being answered; the turn was not stored"
-            raise ConversationDeleted(f"conversation {conversation_id} {what}")
-        if reply[0] == _LOCK_LOST:
-            what = "took so long to be answered that the next turn was let in; it was not stored, send it again"
-            raise ConversationLocked(f"a turn of conversation {conversation_id} {what}")
-        status, count, folded, version, pending, newly, spent, *usage = reply
-        return Appended(count, folded, version, pending, newly, spent, Usage(*usage), repeated=not status)
+
+    async def import_messages(
+        self,
+        conversation_id: str,
+        messages: Sequence[Message],
+        *,
+        import_id: str,
+        generation: str,
+        window_messages: int,
+        lock_token: str,
+    ) -> Appended:
+        """Append whole turns that were made elsewhere; repeated with the same import id it changes nothing.
+
+        Raises:
+            ConversationDeleted, ConversationLocked, InvalidId, StoreError: as `append`.
+        """
+        return await self._append(
+            conversation_id,
+            (import_id, generation, window_messages, 0, 0),
+            ("", lock_token, ""),
+            messages,
+        )
 
     async def begin_turn(
         self,
@@ -552,6 +561,33 @@ class ConversationStore:
                 scored += await self._redis.zrange(f"{_prefix(shard)}conversations", 0, -1, withscores=True)
         return [member.decode() for member, _ in sorted(scored, key=lambda item: -item[1])]
 
+    async def _append(
+        self,
+        conversation_id: str,
+        figures: tuple[str, str, int, int, int],
+        around: tuple[str, str, str],
+        messages: Sequence[Message],
+    ) -> Appended:
+        """Run the script. `figures`: turn id, generation, window, tokens in and out; `around`: context, lock, owner."""
+        turn_id, answered_in, window_messages, input_tokens, output_tokens = figures
+        keys = self._keys(conversation_id, "history", "summary", "folds", "turns", "context")
+        keys += [*self._shared_keys(conversation_id, "conversations", "pending"), QUEUE]
+        reply = await self._run(
+            "append_turn",
+            [*keys, *self._keys(conversation_id, "lock", "events")],
+            *(conversation_id, turn_id, answered_in, new_generation(), self._ttl_ms),
+            *(window_messages, SWEEP_GRACE_MS, input_tokens, output_tokens, *around, self._channel(conversation_id)),
+            *(_message_json(message) for message in messages),
+        )
+        if reply[0] == _GONE:
+            what = "was deleted while this turn was being answered; the turn was not stored"
+            raise ConversationDeleted(f"conversation {conversation_id} {what}")
+        if reply[0] == _LOCK_LOST:
+            what = "took so long to be answered that the next turn was let in; it was not stored, send it again"
+            raise ConversationLocked(f"a turn of conversation {conversation_id} {what}")
+        status, count, folded, version, pending, newly, spent, *usage = reply
+        return Appended(count, folded, version, pending, newly, spent, Usage(*usage), repeated=not status)
+
     async def _create(
         self, conversation_id: str, owner: str, metadata: dict[str, str], *, must_exist: bool
     ) -> list[int]:
@@ -678,7 +714,8 @@ def _message(record: dict[str, Any], key: str) -> Message:
     absent, details = record.get("absent", False), record.get("details")
     if not isinstance(absent, bool) or not isinstance(details, dict | None):
         raise ConversationDamaged(key, "holds a record whose absent or details cannot be read")
-    return Message(role, content, tokens, at, *optional, absent=absent, details=details)
+    phase, incomplete, vocabulary = optional
+    return Message(role, content, tokens, at, phase, incomplete, vocabulary, absent, details)
 
 
 def _fold(raw: bytes, key: str) -> Fold:

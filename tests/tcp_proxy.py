@@ -18,6 +18,7 @@ class TcpProxy:
         self._open = asyncio.Event()
         self._open.set()
         self._doomed: list[bytes] = []
+        self._cuts = 0
         self.lost_replies = 0
         self.held_back = b""
 
@@ -54,6 +55,11 @@ class TcpProxy:
         """Carry everything again, what was held back first."""
         self._open.set()
 
+    def cut(self) -> None:
+        """Carry everything again, but on new connections only: what was held back is lost, and so are the old ones."""
+        self._cuts += 1
+        self._open.set()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -68,7 +74,10 @@ class TcpProxy:
             while data := await reader.read(65_536):
                 if not self._open.is_set():
                     self.held_back += data
+                    cuts = self._cuts
                     await self._open.wait()
+                    if cuts != self._cuts:
+                        break
                 if doomed := next((fragment for fragment in self._doomed if fragment in data), None):
                     self._doomed.remove(doomed)
                     loses.set()

@@ -91,10 +91,14 @@ class TestWakeUps:
 
     async def test_a_backlog_is_caught_up_with(self, memora: Memora, offline: OfflineModel) -> None:
         """No worker for fifty messages, then one."""
-        await say_all(memora, [f"I have {n} cats in Taipei." for n in range(25)])
+        await say_all(memora, [f"I have {n} cats in Taipei. " + "They sleep a lot. " * 40 for n in range(25)])
+        started = time.monotonic()
         async with worker_beside(memora):
             await caught_up(memora, ID)
-        assert await count_of(memora) == 44
+        # Each commit asks for the next fold by itself; the sweep would only do so after five seconds.
+        assert time.monotonic() - started < 4
+        assert len(await folds_of(memora)) > 1
+        assert await count_of(memora) >= 44
         judge_folds(await folds_of(memora), fold_documents(offline), await history_of(memora))
 
     async def test_a_failed_fold_happens_soon_after_all(self, memora: Memora, offline: OfflineModel) -> None:
@@ -208,11 +212,14 @@ class TestStopping:
     async def test_a_running_fold_may_finish(self, memora: Memora, offline: OfflineModel) -> None:
         """Told to stop, the worker takes no new fold and ends after the one it has."""
         await say_all(memora, CATS)
-        offline.hold("summary")
+        offline.add_fault(match="summary", delay_seconds=1.0)
         async with worker_beside(memora) as worker:
-            await model_waits(offline)
+
+            async def thinks() -> bool:
+                return len(fold_documents(offline)) == 1
+
+            await eventually(thinks)
             worker.stop()
-            offline.release()
         assert await count_of(memora) == 4
 
     async def test_one_that_does_not_finish_is_left_untouched_and_runs_again_elsewhere(
@@ -275,7 +282,11 @@ class TestHostileJobs:
             json.dumps({"t": None, "f": "fold", "a": [1, None, {}], "k": {}, "et": 1}).encode(),
             json.dumps({"t": None, "f": "fold", "a": ["../*", "g", 0], "k": {}, "et": 1}).encode(),
             json.dumps({"t": None, "f": "fold", "a": ["nobody", "g", 0], "k": {}, "et": 1}).encode(),
-            json.dumps({"t": "x", "f": 1, "a": "abc", "k": [], "et": "soon"}).encode(),
+            json.dumps({"t": "x", "f": "fold", "a": ["a", "g", 0], "k": {}, "et": 1}).encode(),
+            json.dumps({"t": None, "f": ["fold"], "a": [], "k": {}, "et": 1}).encode(),
+            json.dumps({"t": None, "f": "fold", "a": 5, "k": {}, "et": 1}).encode(),
+            json.dumps({"t": None, "f": "fold", "a": [], "k": [1], "et": 1}).encode(),
+            json.dumps({"t": None, "f": "fold", "a": [], "k": {}, "et": "soon"}).encode(),
             b"{",
             b"",
             b"\xff\xfe",
@@ -488,7 +499,10 @@ class TestSignsOfLife:
         assert await all_keys(redis) == sorted(
             [
                 b"memora:{0}:conversations",
-                *(f"memora:{{0}}:{ID}:{part}".encode() for part in ("context", "folds", "history", "summary", "turns")),
+                *(
+                    f"memora:{{0}}:{ID}:{part}".encode()
+                    for part in ("context", "events", "folds", "history", "summary", "turns")
+                ),
             ]
         )
 

@@ -75,10 +75,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What goes to a model in one call: instructions and `(role, content)` messages, oldest first."""
+    """What goes to a model in one call: instructions and `(role, content)` messages, oldest first.
+
+    `phases` are what the provider gave with an answer and wants back with it: `(index of the message, phase)`.
+    """
 
     instructions: str
     messages: tuple[tuple[str, str], ...]
+    phases: tuple[tuple[int, str], ...] = ()
 
 
 def summary_message(summary: str) -> str:

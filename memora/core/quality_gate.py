@@ -85,7 +85,7 @@ def judge_summary(
     `strict` also rejects what is merely suspicious (another language, most of a rich summary gone); a caller that has
     already tried again passes False, because a doubtful summary beats losing the messages.
     """
-    trivial = all(is_trivial(piece.content) for piece in pieces)
+    trivial = all(is_trivial(piece.content) for piece in pieces) or _is_small_talk(reply, pieces)
     if trivial and not is_empty_reply(existing):
         return _capped(existing, cap)
     text, reason = _clean(reply)
@@ -104,6 +104,12 @@ def judge_shortened(reply: str, long_text: str, cap: SummaryCap) -> str:
     cut = cap.cut(long_text)
     reason = reason or _fault(text) or _transcript_fault(text, (), strict=True) or _suspicion(text, cut, ())
     return cut if reason or count_words(text) >= count_words(long_text) else cap.cut(text)
+
+
+def _is_small_talk(reply: str, pieces: Sequence[Piece]) -> bool:
+    """Whether the user only greeted or nodded and the model, in so many words, found nothing to keep."""
+    said = [piece.content for piece in pieces if piece.role == "user"]
+    return bool(said) and all(map(is_trivial, said)) and is_empty_reply(reply) and bool(_bare(reply))
 
 
 def is_trivial(text: str) -> bool:

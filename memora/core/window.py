@@ -7,7 +7,7 @@ current message; what did not fit is counted. Must not know where messages come 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from memora.core.conversation import MESSAGES_PER_TURN, Conversation, Message, Summary, turns
@@ -84,14 +84,14 @@ class Context:
     @property
     def request(self) -> ModelRequest:
         """The request, exactly as it goes out."""
-        messages = [(message.role, message.content) for message in self.tail if not message.absent]
-        return assemble(
-            self.instructions,
-            self.summary,
-            messages,
-            self.message,
-            in_instructions=self.summary_in_instructions,
+        sent = [message for message in self.tail if not message.absent]
+        tail = [(message.role, message.content) for message in sent]
+        request = assemble(
+            self.instructions, self.summary, tail, self.message, in_instructions=self.summary_in_instructions
         )
+        first = len(request.messages) - len(tail) - 1
+        phases = tuple((first + place, message.phase) for place, message in enumerate(sent) if message.phase)
+        return replace(request, phases=phases)
 
     @property
     def messages_sent(self) -> int:

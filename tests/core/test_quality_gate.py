@@ -461,3 +461,12 @@ def test_no_reply_makes_the_gate_slow(phrase: str) -> None:
     judge_summary("x" + reply, RICH, TALK, CAP)
     is_trivial(reply + "x")
     assert perf_counter() - started < 3
+
+
+def test_a_greeting_that_the_model_finds_nothing_in_moves_the_count() -> None:
+    """However wordy the assistant's "how can I help" is; a blank reply is still no summary."""
+    pieces = (Piece("user", "hi"), Piece("assistant", "Hello! Tell me something about yourself, and ask me later."))
+    cap = SummaryCap(max_words=150, max_tokens=300)
+    assert isinstance(judge_summary("NONE", "", pieces, cap), Accepted)
+    assert judge_summary("（空）", "The user lives in Taipei.", pieces, cap) == Accepted("The user lives in Taipei.")
+    assert isinstance(judge_summary(" ", "", pieces, cap), Rejected)

@@ -15,6 +15,7 @@ from typing import Final
 
 from memora.offline_model.extractive.characters import UNPRINTABLE, han_of
 from memora.offline_model.extractive.corrections import Corrections
+from memora.offline_model.extractive.facts import GREETING
 from memora.offline_model.extractive.filling import Caps, Filling
 from memora.offline_model.extractive.messages import read_messages
 from memora.offline_model.extractive.notation import read_summary, write_summary
@@ -37,12 +38,14 @@ def summarise(
 ) -> str:
     """The existing summary with what is worth keeping of the messages (oldest first), one line, within both caps.
 
-    Messages that say nothing leave the summary as it is; the result is empty where there is nothing to keep at all.
+    Messages that say nothing leave the summary as it is. A first summary keeps what the user opened with if there is
+    nothing better; it is empty where that was a greeting.
     """
     caps = Caps(max_words, max_tokens, count_words, count_tokens)
     kept, known_day = read_summary(existing_summary)
     fresh, day = read_messages(messages, known_day)
-    fresh = [piece for piece in without_repeats(fresh) if piece.worth >= WORTH_KEEPING]
+    said = without_repeats(fresh)
+    fresh = [piece for piece in said if piece.worth >= WORTH_KEEPING] or ([] if kept else _opening(said))
     if not fresh and day == known_day:
         return _unchanged(existing_summary, kept, day, caps)
     return _compose([*kept, *fresh], day, caps)
@@ -59,6 +62,12 @@ def shorten(
     """The best of a summary's sentences within both caps; unchanged where it already fits."""
     kept, day = read_summary(summary)
     return _unchanged(summary, kept, day, Caps(max_words, max_tokens, count_words, count_tokens))
+
+
+def _opening(pieces: Sequence[Piece]) -> list[Piece]:
+    """The best of what the user said, greetings aside, however little it is worth."""
+    said = [piece for piece in pieces if piece.role == "user" and not GREETING.is_in(piece.comparable)]
+    return [max(said, key=lambda piece: piece.worth)] if said else []
 
 
 def _unchanged(summary: str, kept: Sequence[Piece], day: str, caps: Caps) -> str:
