@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memora.core.conversation import MESSAGES_PER_TURN
-from memora.core.folding import backoff_seconds, plan_fold
+from memora.core.folding import FoldPlan, backoff_seconds, plan_fold
 from memora.core.window import window_messages
 from memora.settings import Settings
 from memora.store import CommitStatus, ConversationStore, FoldResult, FoldSnapshot
@@ -43,11 +43,19 @@ class Postponed:
     retry_in_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """A summary was made, or tried, for nothing: another fold was first, or the conversation is gone."""
+
+    start: int
+    end: int
+
+
 class NothingToFold:
-    """There was nothing to do: no conversation, nothing pending, or another fold was first."""
+    """There was nothing to do: no conversation, nothing pending, or the job was for an earlier count."""
 
 
-FoldOutcome = Folded | Postponed | NothingToFold
+FoldOutcome = Folded | Postponed | Discarded | NothingToFold
 
 
 class FoldService:
@@ -81,7 +89,7 @@ class FoldService:
         summarized = await self._summarizer.summarize(work, plan)
         fold_id = secrets.token_hex(8)
         if isinstance(summarized, NotSummarized):
-            return await self._postpone(snapshot, summarized, fold_id)
+            return await self._postpone(snapshot, plan, summarized, fold_id)
         result = FoldResult(
             text=summarized.text,
             tokens=summarized.tokens,
@@ -100,7 +108,7 @@ class FoldService:
             window_messages=self._window_messages(snapshot, summarized.text),
         )
         if committed.status is not CommitStatus.COMMITTED:
-            return NothingToFold()
+            return Discarded(plan.start, plan.end)
         return Folded(plan.start, plan.end, committed.version, committed.pending_messages)
 
     def _window_messages(self, snapshot: FoldSnapshot, summary: str) -> int:
@@ -109,7 +117,9 @@ class FoldService:
         now = window_messages(snapshot.newest, summary, settings.instructions_text, settings.budget)
         return min(now, snapshot.window_messages)
 
-    async def _postpone(self, snapshot: FoldSnapshot, failed: NotSummarized, fold_id: str) -> FoldOutcome:
+    async def _postpone(
+        self, snapshot: FoldSnapshot, plan: FoldPlan, failed: NotSummarized, fold_id: str
+    ) -> FoldOutcome:
         first = self._settings.fold_retry_seconds
         # Jitter only spreads load, so the plain generator will do.
         delay = backoff_seconds(snapshot.failures + 1, first, random.random())  # noqa: S311
@@ -123,7 +133,7 @@ class FoldService:
             output_tokens=failed.spent.output_tokens,
             delay_seconds=delay,
         )
-        return Postponed(failed.reason, delay) if try_again else NothingToFold()
+        return Postponed(failed.reason, delay) if try_again else Discarded(plan.start, plan.end)
 
 
 def _position(snapshot: FoldSnapshot) -> tuple[str, int]:

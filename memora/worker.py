@@ -19,7 +19,7 @@ from arq.constants import in_progress_key_prefix
 from arq.worker import Retry, Worker, func
 
 from memora.errors import MemoraError, StoreError
-from memora.fold import Folded, FoldOutcome, FoldService, Postponed
+from memora.fold import Discarded, Folded, FoldOutcome, FoldService, Postponed
 from memora.fold_queue import FOLD_JOB, HEARTBEAT_PREFIX, QUEUE, deserialize_job, serialize_job
 from memora.redis_connection import redis_errors
 from memora.settings import Settings
@@ -224,6 +224,11 @@ def _log(conversation_id: str, outcome: FoldOutcome) -> None:
             logger.info(
                 "conversation %s: folded messages %d to %d, version %d, %d pending",
                 *(conversation_id, start, end - 1, version, pending),
+            )
+        case Discarded(start, end):
+            logger.info(
+                "conversation %s: the fold of messages %d to %d was discarded, another was first or it is gone",
+                *(conversation_id, start, end - 1),
             )
         case Postponed(reason, seconds):
             logger.warning("conversation %s: no fold (%s); again in %.1f s", conversation_id, reason, seconds)

@@ -10,6 +10,7 @@ import pytest
 from arq.connections import ArqRedis
 from hypothesis import settings as hypothesis_settings
 
+from memora.bootstrap import Memora, open_memora
 from memora.embedded_redis import EmbeddedRedis
 from memora.offline_model import OfflineModel
 from memora.redis_connection import close_redis, open_redis
@@ -73,3 +74,12 @@ def settings(redis_server: EmbeddedRedis, offline: OfflineModel, tmp_path: Path)
         fold_retry_seconds=0.1,
         fold_lease_seconds=1.0,
     )
+
+
+@pytest.fixture
+async def memora(settings: Settings, redis: ArqRedis) -> AsyncIterator[Memora]:  # noqa: ARG001  # empties the server
+    """Memora as a chat and a worker both see it, over the emptied server."""
+    async with open_memora(settings) as opened:
+        # What the client loads at its first call would count against the short deadlines of some tests.
+        opened.client.warm_up()
+        yield opened

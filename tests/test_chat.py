@@ -67,13 +67,6 @@ def _emptied(redis: ArqRedis) -> None:
     """Every test begins with an empty server."""
 
 
-@pytest.fixture
-async def memora(settings: Settings) -> AsyncIterator[Memora]:
-    """Memora with its defaults."""
-    async with open_memora(settings) as opened:
-        yield opened
-
-
 @asynccontextmanager
 async def memora_with(settings: Settings, **updates: Any) -> AsyncIterator[Memora]:
     async with open_memora(changed(settings, **updates)) as opened:

@@ -34,7 +34,7 @@ from turns import message, turn
 
 from memora.bootstrap import Memora, open_memora
 from memora.core.tokens import request_tokens
-from memora.fold import Folded, FoldOutcome, NothingToFold, Postponed
+from memora.fold import Discarded, Folded, FoldOutcome, NothingToFold, Postponed
 from memora.offline_model import OfflineModel
 from memora.settings import Settings
 
@@ -44,13 +44,6 @@ CATS = [f"I have {n} cats in Taipei." for n in range(5)]
 @pytest.fixture(autouse=True)
 def _emptied(redis: ArqRedis) -> None:
     """Every test begins with an empty server."""
-
-
-@pytest.fixture
-async def memora(settings: Settings) -> AsyncIterator[Memora]:
-    """Memora with its defaults."""
-    async with memora_with(settings) as opened:
-        yield opened
 
 
 @asynccontextmanager
@@ -333,7 +326,7 @@ class TestRaces:
         await model_waits(offline, 2)
         offline.release()
         outcomes = await asyncio.gather(*folding)
-        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Folded", "NothingToFold"]
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Discarded", "Folded"]
         inspection = await look(memora)
         (fold,) = await folds_of(memora)
         assert inspection.fold_conflicts == 1
@@ -367,7 +360,7 @@ class TestRaces:
         await model_waits(offline)
         assert await memora.store.delete(ID)
         offline.release()
-        assert isinstance(await folding, NothingToFold)
+        assert isinstance(await folding, Discarded)
         assert await all_keys(redis) == []
 
     @pytest.mark.parametrize("fault", [None, {"kind": "empty"}], ids=["folds", "fails"])
@@ -385,7 +378,7 @@ class TestRaces:
         await say_all(memora, CATS)
         before = await dump(redis)
         offline.release()
-        assert isinstance(await folding, NothingToFold)
+        assert isinstance(await folding, Discarded)
         assert await dump(redis) == before
         await fold_everything(memora)
         assert await places_of(redis, "OLD") == []

@@ -57,13 +57,6 @@ def _emptied(redis: ArqRedis) -> None:
     """Every test begins with an empty server."""
 
 
-@pytest.fixture
-async def memora(settings: Settings) -> AsyncIterator[Memora]:
-    """Memora with its defaults, quick to retry."""
-    async with open_memora(settings) as opened:
-        yield opened
-
-
 async def job_of(memora: Memora, conversation_id: str = ID) -> str:
     conversation = (await look(memora, conversation_id)).conversation
     return job_id(conversation_id, conversation.generation, conversation.summary.summarized_message_count)

@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
 
 import anyio
 import anyio.to_thread
@@ -47,13 +46,6 @@ _TAKEOVER_SECONDS = 5.0
 @pytest.fixture(autouse=True)
 def _emptied(redis: ArqRedis) -> None:
     """Every test begins with an empty server."""
-
-
-@pytest.fixture
-async def memora(settings: Settings) -> AsyncIterator[Memora]:
-    """The chat's side, in this process; no worker."""
-    async with open_memora(settings) as opened:
-        yield opened
 
 
 async def workers_are_up(memora: Memora, number: int) -> None:

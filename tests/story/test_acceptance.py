@@ -10,15 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
-import pytest
 from polling import eventually
 
-from memora.bootstrap import Memora, open_memora
+from memora.bootstrap import Memora
 from memora.chat import TurnResult
 from memora.core.prompts import DEFAULT_INSTRUCTIONS, summary_message
 from memora.fold_queue import QUEUE, job_id
 from memora.offline_model import OfflineModel
-from memora.settings import Settings
 from memora.store import Inspection
 
 LEARNER = "learner"
@@ -29,14 +27,6 @@ FIRST_FOUR = (
     "journey 和 travel 有什麼不同？",
 )
 QUESTION = "我下個月要考什麼？"
-
-
-@pytest.fixture
-async def memora(settings: Settings, redis: object) -> AsyncIterator[Memora]:
-    """Memora as the chat and the worker both see it. `redis` empties the server first."""
-    assert redis
-    async with open_memora(settings) as opened:
-        yield opened
 
 
 async def say(memora: Memora, text: str) -> TurnResult:
