@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -29,6 +29,8 @@ _NEAR_THE_EDGE: Final = 0.9
 _COUNT_AGAIN_SECONDS: Final = 60.0
 _MAX_RECOUNTS: Final = 3
 Result = TypeVar("Result")
+OnContext = Callable[[Context], Awaitable[None]]
+"""Is told what is about to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,14 @@ class TurnStats:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """A stored turn: the answer, what it was made from, and what it cost."""
+    """A stored turn: the answer, what it was made from, and what it cost. `details` are kept with the answer."""
 
     conversation_id: str
     text: str
     context: Context
     stats: TurnStats
     incomplete: str | None = None
+    details: Mapping[str, object] | None = None
 
 
 class ChatService:
@@ -108,12 +111,19 @@ class ChatService:
         return await self.answer(conversation, text, emit, options)
 
     async def answer(
-        self, conversation: Conversation, text: str, emit: Emit, options: TurnOptions = _NO_OPTIONS
+        self,
+        conversation: Conversation,
+        text: str,
+        emit: Emit,
+        options: TurnOptions = _NO_OPTIONS,
+        on_context: OnContext | None = None,
     ) -> TurnResult:
         """Answer one message of a conversation that is loaded already, as `reply` does."""
         check_text(text, self._settings.max_message_chars)
         continued = _continued(conversation, options.before)
         context = await self._select(continued, text, options)
+        if on_context:
+            await on_context(context)
         reply = await self._stream(context, emit, options)
         turn = self._turn(continued, context, reply, options)
         # A finished answer is stored even if nobody waits for it any more; the store has a deadline of its own.
@@ -124,12 +134,22 @@ class ChatService:
             context=context,
             stats=_stats(context, reply, turn, appended),
             incomplete=turn.assistant.incomplete,
+            details=turn.assistant.details,
         )
 
-    async def answer_once(self, history: Conversation, text: str, emit: Emit, options: TurnOptions) -> TurnResult:
+    async def answer_once(
+        self,
+        history: Conversation,
+        text: str,
+        emit: Emit,
+        options: TurnOptions,
+        on_context: OnContext | None = None,
+    ) -> TurnResult:
         """Answer one message of a history that the caller keeps; nothing is stored."""
         check_text(text, self._settings.max_message_chars)
         context = await self._select(history, text, options)
+        if on_context:
+            await on_context(context)
         reply = await self._stream(context, emit, options)
         turn = self._turn(history, context, reply, options)
         nothing = Appended(0, 0, 0, 0, 0, 0, Usage(turn.input_tokens, turn.output_tokens))
@@ -139,6 +159,7 @@ class ChatService:
             context=context,
             stats=_stats(context, reply, turn, nothing),
             incomplete=turn.assistant.incomplete,
+            details=turn.assistant.details,
         )
 
     @property
@@ -148,7 +169,8 @@ class ChatService:
 
     async def preview(self, conversation: Conversation, text: str, options: TurnOptions = _NO_OPTIONS) -> Context:
         """The context that the next answer would be made from, if it were this message; nothing is sent."""
-        return select_context(conversation, self._instructions(options), text, self._budget(options))
+        continued = _continued(conversation, options.before)
+        return select_context(continued, self._instructions(options), text, self._budget(options))
 
     def _instructions(self, options: TurnOptions) -> str:
         return self._settings.instructions_text if options.instructions is None else options.instructions
@@ -239,16 +261,18 @@ class ChatService:
             phase=reply.phase,
             incomplete=incomplete,
             vocabulary=vocabulary,
-            details=_answer_details(options, self._model(options), input_tokens, output_tokens),
         )
         newest = (*conversation.tail, user, assistant)
+        kept = window_messages(newest, conversation.summary.text, context.instructions, budget)
+        figures = {"input_tokens": input_tokens, "output_tokens": output_tokens, "window_messages": kept}
+        details = _answer_details(options, self._model(options), context, figures)
         return Turn(
             turn_id=options.turn_id or secrets.token_hex(16),
             answered_in=conversation.generation,
             user=user,
-            assistant=assistant,
+            assistant=replace(assistant, details=details),
             context=context,
-            window_messages=window_messages(newest, conversation.summary.text, context.instructions, budget),
+            window_messages=kept,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             before=options.before,
@@ -266,12 +290,18 @@ def _continued(conversation: Conversation, before: tuple[Message, ...]) -> Conve
 
 
 def _answer_details(
-    options: TurnOptions, model: str, input_tokens: int, output_tokens: int
+    options: TurnOptions, model: str, context: Context, figures: Mapping[str, int]
 ) -> Mapping[str, object] | None:
+    """What an entry point wants to find again, with what the answer was made from and what it cost."""
     if options.answer_details is None:
         return None
-    counted = {"model": model, "input_tokens": input_tokens, "output_tokens": output_tokens}
-    return {**options.answer_details, **counted}
+    made_from = {
+        "summarized_message_count": context.tail_start - context.gap_messages,
+        "summary_version": context.summary_version,
+        "gap_messages": context.gap_messages,
+        "context_tokens": context.counted_input_tokens,
+    }
+    return {**options.answer_details, "model": model, **made_from, **figures}
 
 
 async def _to_its_end(work: Coroutine[Any, Any, Result]) -> Result:

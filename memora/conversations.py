@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,13 +21,14 @@ from memora.core.tokens import count_text_tokens
 from memora.core.window import Context
 from memora.errors import (
     ConversationLocked,
+    ConversationMovedOn,
     ConversationNotFound,
     IdempotencyKeyReused,
     StoreError,
 )
 from memora.llm import Emit
 from memora.settings import Settings
-from memora.store import BegunTurn, Busy, ConversationStore, Inspection, StoredTurn
+from memora.store import BegunTurn, Busy, ConversationStore, Inspection, Page, StoredTurn
 
 LEASE_SECONDS: Final = 15.0
 """How long a conversation stays locked after the process that answers in it was killed."""
@@ -44,7 +45,8 @@ class TurnRequest:
 
     `key` is the client's idempotency key, `fingerprint` names the body of the request; `is_retry` says that the client
     has sent the same before, without a key. `before` are messages in front of `text` that are new to the conversation.
-    `may_begin` allows a conversation that is not there yet.
+    `may_begin` allows a conversation that is not there yet; `expected_messages` is how many messages it must have, if
+    that matters. `details` are kept with the answer.
     """
 
     conversation_id: str
@@ -59,6 +61,8 @@ class TurnRequest:
     parameters: Mapping[str, object] = field(default_factory=dict)
     before: tuple[Message, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
+    expected_messages: int | None = None
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
@@ -72,6 +76,30 @@ class Answered:
     """A turn that was answered and stored now."""
 
     result: TurnResult
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A turn whose answer is about to be asked for: the place of its user message, and what it is made from.
+
+    `created_at` is the conversation's, in ms; 0 if it begins with this turn.
+    """
+
+    position: int
+    created_at: int
+    context: Context
+
+
+OnStart = Callable[[Started], Awaitable[None]]
+"""Is told that a turn has started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """Messages that were appended, with their positions; `created_at` is the conversation's, in ms."""
+
+    created_at: int
+    messages: tuple[tuple[int, Message], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +118,14 @@ class ConversationService:
         self._chat = chat
         self._queues: dict[str, _Queue] = {}
 
-    async def respond(self, request: TurnRequest, emit: Emit, *, wait_seconds: float) -> Answered | Replayed:
+    async def respond(
+        self, request: TurnRequest, emit: Emit, *, wait_seconds: float, on_start: OnStart | None = None
+    ) -> Answered | Replayed:
         """Answer a turn once it is its turn, or find the answer that it got before.
 
         Raises:
             ConversationNotFound: there is none, or it is another's.
+            ConversationMovedOn: it has not the expected number of messages.
             ConversationLocked: another turn took longer than `wait_seconds`.
             IdempotencyKeyReused: the key came with another body.
             CallerError, StoreError, ModelError: as of any turn.
@@ -104,8 +135,14 @@ class ConversationService:
         if isinstance(begun, StoredTurn):
             return Replayed(_checked(begun, request))
         async with self._holding(request.conversation_id, token):
-            result = await self._chat.answer(begun.conversation, request.text, emit, self._options(request, token))
-        return Answered(result)
+            _check_expected(begun.conversation.message_count, request)
+
+            async def tell(context: Context) -> None:
+                if on_start:
+                    await on_start(Started(context.tail_start + len(context.tail), begun.created_at, context))
+
+            options = self._options(request, token)
+            return Answered(await self._chat.answer(begun.conversation, request.text, emit, options, tell))
 
     async def create(self, owner: str, metadata: Mapping[str, str], messages: Sequence[Message] = ()) -> str:
         """Begin a conversation, with a history if one is given; its id.
@@ -125,7 +162,10 @@ class ConversationService:
         Raises:
             ConversationNotFound: there is none, or it is another's. InvalidId, StoreError.
         """
-        inspection = await self._store.inspect(conversation_id, self._chat.most_messages)
+        try:
+            inspection = await self._store.inspect(conversation_id, self._chat.most_messages)
+        except ConversationNotFound:
+            raise not_found(conversation_id) from None
         if inspection.owner != owner:
             raise not_found(conversation_id)
         return inspection
@@ -150,19 +190,21 @@ class ConversationService:
 
     async def import_messages(
         self, conversation_id: str, owner: str, messages: Sequence[Message], *, wait_seconds: float
-    ) -> int:
-        """Append messages of a history that was made elsewhere; the position of the first.
+    ) -> Imported:
+        """Append messages of a history that was made elsewhere.
+
+        Each page of them is stored whole or not at all; a turn that waits may come between two pages.
 
         Raises:
             ConversationNotFound, ConversationLocked, InvalidId, StoreError.
         """
         request = TurnRequest(conversation_id, "", owner)
         token = secrets.token_hex(8)
-        first = 0
+        created_at, stored = 0, list[tuple[int, Message]]()
         for start in range(0, len(messages), _IMPORT_MESSAGES):
             begun = await self._begin(request, token, wait_seconds)
             assert isinstance(begun, BegunTurn)  # noqa: S101  # a fresh turn id is never there already
-            first = first or begun.conversation.message_count
+            created_at = begun.created_at
             page = pair_up(messages[start : start + _IMPORT_MESSAGES])
             await self._store.import_messages(
                 conversation_id,
@@ -172,7 +214,36 @@ class ConversationService:
                 window_messages=self._settings.max_recent_turns * MESSAGES_PER_TURN,
                 lock_token=token,
             )
-        return first
+            places = enumerate(page, begun.conversation.message_count)
+            stored += [(position, message) for position, message in places if not message.absent]
+        return Imported(created_at, tuple(stored))
+
+    async def page(self, conversation_id: str, owner: str, first: int, stop: int) -> Page:
+        """The messages `[first, stop)` of a conversation, as far as there are some.
+
+        Raises:
+            ConversationNotFound, InvalidId, StoreError.
+        """
+        page = await self._store.page(conversation_id, first, stop)
+        if page is None or page.owner != owner:
+            raise not_found(conversation_id)
+        return page
+
+    async def remove_message(self, conversation_id: str, owner: str, position: int, *, wait_seconds: float) -> bool:
+        """Take back one message that is not summarized yet; False if there is none at this position.
+
+        Raises:
+            MessageSummarized. ConversationNotFound, ConversationLocked, InvalidId, StoreError.
+        """
+        token = secrets.token_hex(8)
+        begun = await self._begin(TurnRequest(conversation_id, "", owner), token, wait_seconds)
+        assert isinstance(begun, BegunTurn)  # noqa: S101  # a fresh turn id is never there already
+        async with self._holding(conversation_id, token):
+            generation = begun.conversation.generation
+            removed = await self._store.remove_message(conversation_id, generation, position, lock_token=token)
+            if not removed:
+                await self._give_back(conversation_id, token)
+            return removed
 
     async def context_of(self, request: TurnRequest) -> Context:
         """The context a turn would be answered from; nothing is sent or stored.
@@ -271,7 +342,7 @@ class ConversationService:
             lock_token=token,
             owner=request.owner,
             request_details={"fingerprint": request.fingerprint} if request.fingerprint else None,
-            answer_details={"metadata": dict(request.metadata)},
+            answer_details={"metadata": dict(request.metadata), **request.details},
         )
 
 
@@ -288,7 +359,7 @@ def not_found(conversation_id: str) -> ConversationNotFound:
     return ConversationNotFound(f"Conversation with id '{conversation_id}' not found.")
 
 
-def metadata_of(inspection: Inspection) -> dict[str, str]:
+def metadata_of(inspection: Inspection | Page) -> dict[str, str]:
     """The metadata a client gave a conversation."""
     try:
         found = json.loads(inspection.metadata or "{}")
@@ -302,6 +373,13 @@ def _checked(turn: StoredTurn, request: TurnRequest) -> StoredTurn:
     if request.key and request.fingerprint and known != request.fingerprint:
         raise IdempotencyKeyReused("this Idempotency-Key came before with another request: use a new key")
     return turn
+
+
+def _check_expected(message_count: int, request: TurnRequest) -> None:
+    if request.expected_messages not in (None, message_count):
+        raise ConversationMovedOn(
+            "this response is not the newest of its conversation any more: continue the conversation by its id"
+        )
 
 
 def _locked(conversation_id: str, seconds: float) -> ConversationLocked:

@@ -6,12 +6,15 @@
     the caller must        Redis is the            the model is
     change something       matter                  the matter
      |- SettingsError       |- StoreUnavailable     |- ModelUnavailable (retryable)
-     |- InvalidId           |- StoreRefused         |- ModelTimeout     (retryable)
-     |- InvalidMessage      |- ConversationDamaged  |- ModelDenied      (the key is wrong)
-     |- ContextLengthExceeded                       |- ModelRefused     (this request will never pass)
-     |- ConversationNotFound                        `- OutputUnusable   (an answer that is no answer)
+     |- AddressUnavailable  |- StoreRefused         |- ModelTimeout     (retryable)
+     |- InvalidId           `- ConversationDamaged  |- ModelDenied      (the key is wrong)
+     |- InvalidMessage                              |- ModelRefused     (this request will never pass)
+     |- ContextLengthExceeded                        `- OutputUnusable   (an answer that is no answer)
+     |- ConversationNotFound
      |- ConversationDeleted
      |- ConversationLocked   (retryable)
+     |- ConversationMovedOn
+     |- MessageSummarized
      `- IdempotencyKeyReused
 
 The branch says whose fault it is and `retryable` whether trying the same again can help. An expected outcome (a fold
@@ -39,6 +42,12 @@ class SettingsError(CallerError):
     """A setting has a value that cannot work."""
 
     code = "invalid_settings"
+
+
+class AddressUnavailable(CallerError):
+    """The server cannot listen where it was told to."""
+
+    code = "address_unavailable"
 
 
 class InvalidId(CallerError):
@@ -83,6 +92,18 @@ class ConversationLocked(CallerError):
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class ConversationMovedOn(CallerError):
+    """The turn that was to be continued is not the newest of its conversation any more."""
+
+    code = "previous_response_not_newest"
+
+
+class MessageSummarized(CallerError):
+    """A message cannot be taken back: the summary stands for it already."""
+
+    code = "item_summarized"
 
 
 class IdempotencyKeyReused(CallerError):

@@ -10,7 +10,7 @@ import json
 import secrets
 import zlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from importlib import resources
@@ -19,10 +19,16 @@ from typing import Any, Final
 
 from arq.connections import ArqRedis
 
-from memora.core.conversation import Conversation, Message, Summary, Usage, check_id
+from memora.core.conversation import MESSAGES_PER_TURN, Conversation, Message, Summary, Usage, absent_message, check_id
 from memora.core.folding import FoldWork
 from memora.core.window import Context, ContextTokens
-from memora.errors import ConversationDamaged, ConversationDeleted, ConversationLocked, ConversationNotFound
+from memora.errors import (
+    ConversationDamaged,
+    ConversationDeleted,
+    ConversationLocked,
+    ConversationNotFound,
+    MessageSummarized,
+)
 from memora.fold_queue import QUEUE
 from memora.redis_connection import DEADLINE_SECONDS, redis_operation
 
@@ -34,11 +40,12 @@ PAGE: Final = 500
 
 _GONE: Final = -1
 _LOCK_LOST: Final = -2
+_SUMMARIZED: Final = -3
 
 _SCRIPTS: Final = (
     *("load_context", "append_turn", "load_fold", "commit_fold", "fail_fold", "settle_fold"),
     *("delete_conversation", "sweep", "inspect", "read_messages", "read_folds", "last_context"),
-    *("begin_turn", "renew_lock", "release_lock", "create_conversation", "read_events"),
+    *("begin_turn", "renew_lock", "release_lock", "create_conversation", "read_events", "remove_message", "backlog"),
 )
 
 
@@ -80,9 +87,10 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class BegunTurn:
-    """The lock is taken, and this is what there is to answer from."""
+    """The lock is taken, and this is what there is to answer from; `created_at` in ms, 0 for a new conversation."""
 
     conversation: Conversation
+    created_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +102,28 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """A turn that is in the history, with the position of its user message."""
+    """A turn that is in the history, with the position of its user message.
+
+    `created_at` is its conversation's, in ms.
+    """
 
     generation: str
     position: int
     user: Message
     assistant: Message
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Messages from a position of the history on, and whose conversation it is; `created_at` is in ms."""
+
+    message_count: int
+    created_at: int
+    owner: str
+    metadata: str
+    first: int
+    messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +227,8 @@ class Fold:
 class Inspection:
     """One consistent picture of a conversation. Times are milliseconds since the epoch.
 
-    `window_messages` is the window as the last turn had it.
+    `window_messages` is the window as the last turn had it; `newest` are as many messages as were asked for, summarized
+    or not.
     """
 
     conversation: Conversation
@@ -216,6 +241,7 @@ class Inspection:
     last_fold_error: str
     owner: str = ""
     metadata: str = ""
+    newest: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +251,20 @@ class Swept:
     due: int
     enqueued: int
     dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How far the folds are behind.
+
+    `messages` and `seconds` (how long the first of them has been waiting) are of the conversations that were looked
+    into, which are all, unless very many wait.
+    """
+
+    conversations: int
+    queued_jobs: int
+    messages: int
+    seconds: float
 
 
 class ConversationStore:
@@ -321,10 +361,10 @@ class ConversationStore:
             case 0:
                 return Busy(reply[0] / 1_000)
             case 1:
-                return BegunTurn(_conversation(conversation_id, reply, keys))
+                return BegunTurn(_conversation(conversation_id, reply[:-1], keys), reply[-1])
             case 2:
                 user, assistant = _messages(reply[2:4], keys[0])
-                return StoredTurn(reply[0].decode(), reply[1], user, assistant)
+                return StoredTurn(reply[0].decode(), reply[1], user, assistant, reply[4])
         return None
 
     async def renew_lock(self, conversation_id: str, lock_token: str, lease_seconds: float) -> bool:
@@ -343,6 +383,44 @@ class ConversationStore:
             InvalidId, StoreError.
         """
         await self._run("release_lock", self._keys(conversation_id, "lock"), lock_token)
+
+    async def remove_message(self, conversation_id: str, generation: str, position: int, *, lock_token: str) -> bool:
+        """Take back a message that is not summarized, and the lock with it; False if there is none at this position.
+
+        Raises:
+            MessageSummarized: the summary stands for it already.
+            ConversationDeleted, ConversationLocked, InvalidId, StoreError: as `append`.
+        """
+        keys = self._keys(conversation_id, "history", "summary")
+        keys += [*self._shared_keys(conversation_id, "pending"), QUEUE, *self._keys(conversation_id, "lock", "events")]
+        absent = absent_message("assistant" if position % MESSAGES_PER_TURN else "user")
+        status = await self._run(
+            "remove_message",
+            keys,
+            *(conversation_id, generation, position, lock_token, _message_json(absent), new_generation()),
+            *(SWEEP_GRACE_MS, self._channel(conversation_id)),
+        )
+        if status == _GONE:
+            raise ConversationDeleted(f"conversation {conversation_id} was deleted meanwhile")
+        if status == _LOCK_LOST:
+            raise ConversationLocked(f"another turn of conversation {conversation_id} was let in: try again")
+        if status == _SUMMARIZED:
+            what = "is part of the summary by now: it can only be deleted together with its conversation"
+            raise MessageSummarized(f"message {position} of conversation {conversation_id} {what}")
+        return bool(status)
+
+    async def page(self, conversation_id: str, first: int, stop: int) -> Page | None:
+        """The messages `[first, stop)` as far as there are some; None if there is no such conversation.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary")
+        reply = await self._run("read_messages", keys, first, stop)
+        if not reply:
+            return None
+        _, count, raw, created_at, owner, metadata = reply
+        return Page(count, created_at, owner.decode(), _text(metadata, keys[1]), first, _messages(raw, keys[0]))
 
     async def create(self, conversation_id: str, *, owner: str, metadata: dict[str, str]) -> int | None:
         """Begin a conversation without messages; when, in ms, or None if there is one of this id already.
@@ -500,19 +578,34 @@ class ConversationStore:
             totals = [total + count for total, count in zip(totals, found, strict=True)]
         return Swept(*totals)
 
-    async def inspect(self, conversation_id: str, most_messages: int) -> Inspection:
-        """One consistent picture of a conversation.
+    async def backlog(self, *, most: int) -> Backlog:
+        """How far the folds are behind, looking into so many conversations of each shard.
+
+        Raises:
+            StoreError.
+        """
+        conversations, queued, messages, longest_ms = 0, 0, 0, 0
+        for shard in range(self._shards):
+            prefix = _prefix(shard)
+            found = await self._run("backlog", [f"{prefix}pending", QUEUE], most, prefix)
+            conversations, queued, messages = conversations + found[0], found[1], messages + found[2]
+            longest_ms = max(longest_ms, int(found[3]))
+        return Backlog(conversations, queued, messages, longest_ms / 1_000)
+
+    async def inspect(self, conversation_id: str, most_messages: int, most_newest: int = 0) -> Inspection:
+        """One consistent picture of a conversation, with so many messages of its tail and of its history.
 
         Raises:
             ConversationNotFound, InvalidId, StoreError.
         """
         keys = self._keys(conversation_id, "history", "summary")
         shared = self._shared_keys(conversation_id, "pending")
-        reply = await self._run("inspect", [*keys, *shared], conversation_id, most_messages)
+        reply = await self._run("inspect", [*keys, *shared], conversation_id, most_messages, most_newest)
         if not reply:
             raise _not_found(conversation_id)
         fields = _pairs(reply[0], keys[1])
-        return _inspection(conversation_id, fields, reply[1], _messages(reply[2], keys[0]), keys[1])
+        inspection = _inspection(conversation_id, fields, reply[1], _messages(reply[2], keys[0]), keys[1])
+        return replace(inspection, newest=_messages(reply[3], keys[0]))
 
     async def messages(self, conversation_id: str) -> AsyncIterator[Message]:
         """Every message of the history, oldest first, in pages.

@@ -16,7 +16,7 @@ import anyio
 
 from memora.bootstrap import open_model
 from memora.cli.exit import Exit, exit_code
-from memora.cli.records import encoded
+from memora.records import encoded
 from memora.cli.render import padded
 from memora.cli.runner import Signals, run_command
 from memora.cli.streams import Style

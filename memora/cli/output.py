@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 
 from memora.chat import TurnResult
 from memora.cli.exit import error_line, error_record
-from memora.cli.records import (
+from memora.records import (
     Record,
     context_record,
     encoded,

@@ -12,7 +12,7 @@ from typing import Final
 from rich.cells import cell_len
 
 from memora.chat import TurnStats
-from memora.cli.picture import MessageState, Picture
+from memora.picture import MessageState, Picture
 from memora.cli.session import Entry, FoldNotice
 from memora.cli.streams import Style
 from memora.cli.texts import Texts

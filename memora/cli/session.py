@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from memora.bootstrap import Memora
 from memora.chat import TurnResult
-from memora.cli.picture import MessageState, Picture, take_picture
+from memora.picture import MessageState, Picture, take_picture
 from memora.core.conversation import Message
 from memora.core.window import Context
 from memora.errors import ConversationNotFound, StoreError

@@ -90,9 +90,9 @@ end
 
 local EVENTS_KEPT = 256
 
--- Tell what happened: a bounded stream that can be read again from any point, and a hint on a channel.
+-- Tell what happened: a bounded stream that can be read again from any point, and a hint (id and type) on a channel.
 local function tell(events, channel, id, event)
   redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', 'event', event)
-  redis.call('PUBLISH', channel, id)
+  redis.call('PUBLISH', channel, id .. ' ' .. string.match(event, '^{"type":"(%a+)"'))
 end
 
