@@ -238,19 +238,10 @@ def _written_answer(question: Question, answer: Answer) -> Written:
 
 
 async def _events(question: Question, turn: RunningTurn, request_id: str) -> AsyncIterator[bytes]:
-    """What has arrived already goes out in one write: a server that is busy would else be busier still."""
-    numbers, written, size = itertools.count(), list[str](), 0
+    numbers = itertools.count()
     with turn:
         async for event in _unnumbered(question, turn, request_id):
-            written.append(numbered(next(numbers), event))
-            size += len(written[-1])
-            if size >= _MOST_JOINED_CHARACTERS or not turn.has_arrived:
-                yield "".join(written).encode()
-                written, size = [], 0
-        yield "".join(written).encode()
-
-
-_MOST_JOINED_CHARACTERS: Final = 16_384
+            yield numbered(next(numbers), event).encode()
 
 
 async def _unnumbered(question: Question, turn: RunningTurn, request_id: str) -> AsyncIterator[Unnumbered]:

@@ -80,11 +80,6 @@ class RunningTurn:
         if self._ahead and isinstance(failed := self._ahead[0], _Failed):
             raise failed.error
 
-    @property
-    def has_arrived(self) -> bool:
-        """Whether there is more to read without waiting."""
-        return bool(self._ahead) or self._news.statistics().current_buffer_used > 0
-
     async def pieces(self) -> AsyncIterator[str]:
         """The pieces of the answer; then `outcome` is there.
 
