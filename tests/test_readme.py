@@ -129,7 +129,7 @@ def test_the_examples_for_the_server_run_against_it(environment: dict[str, str])
     finally:
         server.terminate()
         server.wait(timeout=30)
-        if server.stdout:
+        if server.stdout is not None:
             server.stdout.close()
 
 

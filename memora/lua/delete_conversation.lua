@@ -31,5 +31,5 @@ elseif redis.call('EXISTS', history, summary) > 0 and not wrong_type(queue, 'zse
   end
 end
 local keys = redis.call('UNLINK', history, summary, folds, turns, context, lock, events)
-redis.call('PUBLISH', channel, id .. ' deleted')
+redis.pcall('PUBLISH', channel, id .. ' deleted')
 return (keys + take_off(conversations, id) + take_off(pending, id)) > 0 and 1 or 0
