@@ -6,11 +6,16 @@
     the caller must        Redis is the            the model is
     change something       matter                  the matter
      |- SettingsError       |- StoreUnavailable     |- ModelUnavailable (retryable)
-     |- InvalidId           |- StoreRefused         |- ModelTimeout     (retryable)
-     |- InvalidMessage      |- ConversationDamaged  |- ModelDenied      (the key is wrong)
-     |- ContextLengthExceeded                       |- ModelRefused     (this request will never pass)
-     |- ConversationNotFound                        `- OutputUnusable   (an answer that is no answer)
-     `- ConversationDeleted
+     |- AddressUnavailable  |- StoreRefused         |- ModelTimeout     (retryable)
+     |- InvalidId           `- ConversationDamaged  |- ModelDenied      (the key is wrong)
+     |- InvalidMessage                              |- ModelRefused     (this request will never pass)
+     |- ContextLengthExceeded                        `- OutputUnusable   (an answer that is no answer)
+     |- ConversationNotFound
+     |- ConversationDeleted
+     |- ConversationLocked   (retryable)
+     |- ConversationMovedOn
+     |- MessageSummarized
+     `- IdempotencyKeyReused
 
 The branch says whose fault it is and `retryable` whether trying the same again can help. An expected outcome (a fold
 that lost its race, nothing to fold) is a value, never one of these. Foreign exceptions become these in exactly one
@@ -37,6 +42,12 @@ class SettingsError(CallerError):
     """A setting has a value that cannot work."""
 
     code = "invalid_settings"
+
+
+class AddressUnavailable(CallerError):
+    """The server cannot listen where it was told to."""
+
+    code = "address_unavailable"
 
 
 class InvalidId(CallerError):
@@ -67,6 +78,38 @@ class ConversationDeleted(CallerError):
     """The conversation was deleted while this turn was being answered; the turn was not stored."""
 
     code = "conversation_deleted"
+
+
+class ConversationLocked(CallerError):
+    """Another turn of this conversation is being answered.
+
+    `retry_after` is when its lock runs out at the latest, in seconds.
+    """
+
+    code = "conversation_locked"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ConversationMovedOn(CallerError):
+    """The turn that was to be continued is not the newest of its conversation any more."""
+
+    code = "previous_response_not_newest"
+
+
+class MessageSummarized(CallerError):
+    """A message cannot be taken back: the summary stands for it already."""
+
+    code = "item_summarized"
+
+
+class IdempotencyKeyReused(CallerError):
+    """An idempotency key came again with another request."""
+
+    code = "idempotency_key_reused"
 
 
 class StoreError(MemoraError):

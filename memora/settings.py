@@ -103,9 +103,31 @@ class Settings(BaseSettings):
     conversation_ttl: int | None = Field(
         None, ge=1, le=_CENTURY_SECONDS, description="Seconds after its last turn that a conversation is forgotten"
     )
+    api_keys: SecretStr | None = Field(
+        None,
+        description="Keys of the HTTP API, separated by commas. None: only this machine may connect, without a key",
+    )
+    host: str = Field("127.0.0.1", min_length=1, description="Where the HTTP API listens")
+    port: int = Field(8000, ge=0, le=65_535, description="Port of the HTTP API; 0 takes a free one")
+    turn_wait_seconds: Seconds = Field(30.0, description="How long a turn waits for another one of its conversation")
+    shutdown_grace_seconds: Annotated[float, Field(ge=0, le=3_600)] = Field(
+        20.0, description="How long running answers may take to finish when the server stops"
+    )
+    max_body_bytes: int = Field(4 * 1024 * 1024, ge=1_024, description="Larger requests to the HTTP API are refused")
+    max_concurrent_requests: int = Field(
+        512, ge=1, le=100_000, description="Requests the HTTP API works on at the same time; more get 503"
+    )
+    max_event_streams: int = Field(256, ge=0, le=100_000, description="Open event streams; more get 503")
+    rate_limit_per_minute: int | None = Field(
+        None, ge=1, le=1_000_000, description="Requests a minute of one key, or of one address where no keys are set"
+    )
     lang: str | None = Field(None, description="Language of the terminal: `en` or `zh-TW`. None: by locale")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "WARNING", description="What the log on stderr shows"
+    )
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto",
+        description="Form of the server's log. `auto`: text on a terminal, else, or with a log level, JSON lines",
     )
 
     @field_validator("redis_url")
@@ -241,7 +263,7 @@ def _shown_default(default: object) -> str:
     return f"{default:,}" if isinstance(default, int) else f"`{default}`"
 
 
-_SECRETS: Final = ("redis_url", "openai_api_key")
+_SECRETS: Final = ("redis_url", "openai_api_key", "api_keys")
 _PLAIN_NAMES: Final = ("REDIS_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL")
 
 

@@ -6,11 +6,11 @@ without loading it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -20,9 +20,12 @@ from arq.connections import ArqRedis
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import StoreError
 from memora.fold_queue import HEARTBEAT_PREFIX
-from memora.redis_connection import close_redis, open_redis, redis_operation
+from memora.redis_connection import close_redis, open_redis, redis_errors, redis_operation
 from memora.settings import Settings
 from memora.store import ConversationStore
+
+_HINT_CHANNELS: Final = "memora:{*}:events"
+_HINT_POLL_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,14 @@ class RedisHealth:
     persists: bool
     clock_skew_seconds: float
     workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Something of this kind (`turn`, `fold`, `retry`, `conflict`, `deleted`) has happened to a conversation."""
+
+    conversation_id: str
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,31 @@ class Storage:
         """
         with redis_operation():
             return len([key async for key in self.redis.scan_iter(match=f"{HEARTBEAT_PREFIX}*", count=1_000)])
+
+    async def ping(self) -> None:
+        """See whether Redis answers.
+
+        Raises:
+            StoreError.
+        """
+        with redis_operation():
+            await self.redis.ping()
+
+    async def hints(self) -> AsyncGenerator[Hint | None, None]:
+        """What happens to conversations, as it happens, over one connection.
+
+        None means that listening has begun, or begun again: something may have been missed.
+
+        Raises:
+            StoreError: the connection is lost and could not be made again.
+        """
+        with redis_errors():
+            async with self.redis.pubsub() as channel:
+                await channel.psubscribe(_HINT_CHANNELS)
+                while True:
+                    message = await channel.get_message(timeout=_HINT_POLL_SECONDS)
+                    if message is not None:
+                        yield _hint(message)
 
     async def _info(self, *sections: str) -> list[dict[str, Any]]:
         return [await self.redis.info(section) for section in sections]
@@ -111,6 +147,13 @@ async def _embedded(settings: Settings) -> AsyncIterator[EmbeddedRedis]:
     finally:
         with anyio.CancelScope(shield=True), suppress(StoreError):
             await anyio.to_thread.run_sync(embedded.stop)
+
+
+def _hint(message: dict[str, Any]) -> Hint | None:
+    if message["type"] != "pmessage":
+        return None
+    conversation_id, _, kind = message["data"].decode(errors="replace").partition(" ")
+    return Hint(conversation_id, kind)
 
 
 def _server_name(info: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import json
 import secrets
 import zlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from importlib import resources
@@ -19,10 +19,16 @@ from typing import Any, Final
 
 from arq.connections import ArqRedis
 
-from memora.core.conversation import Conversation, Message, Summary, Usage, check_id
+from memora.core.conversation import MESSAGES_PER_TURN, Conversation, Message, Summary, Usage, absent_message, check_id
 from memora.core.folding import FoldWork
 from memora.core.window import Context, ContextTokens
-from memora.errors import ConversationDamaged, ConversationDeleted, ConversationNotFound
+from memora.errors import (
+    ConversationDamaged,
+    ConversationDeleted,
+    ConversationLocked,
+    ConversationNotFound,
+    MessageSummarized,
+)
 from memora.fold_queue import QUEUE
 from memora.redis_connection import DEADLINE_SECONDS, redis_operation
 
@@ -32,10 +38,14 @@ SWEEP_GRACE_MS: Final = 5_000
 PAGE: Final = 500
 """Messages or audit entries read at once when all of them are wanted."""
 
+_GONE: Final = -1
+_LOCK_LOST: Final = -2
+_SUMMARIZED: Final = -3
 
 _SCRIPTS: Final = (
     *("load_context", "append_turn", "load_fold", "commit_fold", "fail_fold", "settle_fold"),
     *("delete_conversation", "sweep", "inspect", "read_messages", "read_folds", "last_context"),
+    *("begin_turn", "renew_lock", "release_lock", "create_conversation", "read_events", "remove_message", "backlog"),
 )
 
 
@@ -43,7 +53,9 @@ _SCRIPTS: Final = (
 class Turn:
     """One turn to store.
 
-    `turn_id` makes the call safe to repeat; `answered_in` is the generation the turn was answered in.
+    `turn_id` makes the call safe to repeat; `answered_in` is the generation the turn was answered in. `before` are
+    whole turns that go in front of it. `lock_token` is the lock it was answered under, if any; `owner` that of a new
+    conversation.
     """
 
     turn_id: str
@@ -54,6 +66,9 @@ class Turn:
     window_messages: int
     input_tokens: int
     output_tokens: int
+    before: tuple[Message, ...] = ()
+    lock_token: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,64 @@ class Appended:
     summary_update_tokens: int
     usage: Usage
     repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BegunTurn:
+    """The lock is taken, and this is what there is to answer from; `created_at` in ms, 0 for a new conversation."""
+
+    conversation: Conversation
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Another turn holds the lock; it is a lease that runs out in this many seconds at the latest."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTurn:
+    """A turn that is in the history, with the position of its user message.
+
+    `created_at` is its conversation's, in ms.
+    """
+
+    generation: str
+    position: int
+    user: Message
+    assistant: Message
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Messages from a position of the history on, and whose conversation it is; `created_at` is in ms."""
+
+    message_count: int
+    created_at: int
+    owner: str
+    metadata: str
+    first: int
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a conversation; `data` is a JSON object with a `type` and no content."""
+
+    id: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Events after a point, oldest first, and the newest there is ("" if none)."""
+
+    generation: str
+    newest: str
+    events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +227,8 @@ class Fold:
 class Inspection:
     """One consistent picture of a conversation. Times are milliseconds since the epoch.
 
-    `window_messages` is the window as the last turn had it.
+    `window_messages` is the window as the last turn had it; `newest` are as many messages as were asked for, summarized
+    or not.
     """
 
     conversation: Conversation
@@ -165,6 +239,9 @@ class Inspection:
     fold_failures: int
     fold_conflicts: int
     last_fold_error: str
+    owner: str = ""
+    metadata: str = ""
+    newest: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +251,20 @@ class Swept:
     due: int
     enqueued: int
     dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How far the folds are behind.
+
+    `messages` and `seconds` (how long the first of them has been waiting) are of the conversations that were looked
+    into, which are all, unless very many wait.
+    """
+
+    conversations: int
+    queued_jobs: int
+    messages: int
+    seconds: float
 
 
 class ConversationStore:
@@ -201,39 +292,165 @@ class ConversationStore:
         """
         keys = self._keys(conversation_id, "history", "summary")
         reply = await self._run("load_context", keys, most_messages)
-        if not reply:
-            return Conversation(conversation_id)
-        generation, count, folded, version, summary, tokens, *usage, tail = reply
-        return Conversation(
-            id=conversation_id,
-            generation=generation.decode(),
-            message_count=count,
-            summary=Summary(_text(summary, keys[1]), folded, version, tokens),
-            tail=_messages(tail, keys[0]),
-            usage=Usage(*usage),
-        )
+        return _conversation(conversation_id, reply, keys) if reply else Conversation(conversation_id)
 
     async def append(self, conversation_id: str, turn: Turn) -> Appended:
         """Store one whole turn; repeated with the same turn id it changes nothing.
 
         Raises:
             ConversationDeleted: the conversation it was answered in is gone; nothing was stored.
+            ConversationLocked: its lock ran out and is another's by now; nothing was stored.
             InvalidId, StoreError.
         """
-        keys = self._keys(conversation_id, "history", "summary", "folds", "turns", "context")
-        shared = self._shared_keys(conversation_id, "conversations", "pending")
-        reply = await self._run(
-            "append_turn",
-            [*keys, *shared, QUEUE],
-            *(conversation_id, turn.turn_id, turn.answered_in, new_generation()),
-            *(self._ttl_ms, turn.window_messages, SWEEP_GRACE_MS, turn.input_tokens, turn.output_tokens),
-            *(_context_json(turn.context), _message_json(turn.user), _message_json(turn.assistant)),
+        return await self._append(
+            conversation_id,
+            (turn.turn_id, turn.answered_in, turn.window_messages, turn.input_tokens, turn.output_tokens),
+            (_context_json(turn.context), turn.lock_token, turn.owner),
+            (*turn.before, turn.user, turn.assistant),
         )
-        if reply[0] < 0:
-            what = "was deleted while this turn was being answered; the turn was not stored"
-            raise ConversationDeleted(f"conversation {conversation_id} {what}")
-        status, count, folded, version, pending, newly, spent, *usage = reply
-        return Appended(count, folded, version, pending, newly, spent, Usage(*usage), repeated=not status)
+
+    async def import_messages(
+        self,
+        conversation_id: str,
+        messages: Sequence[Message],
+        *,
+        import_id: str,
+        generation: str,
+        window_messages: int,
+        lock_token: str,
+    ) -> Appended:
+        """Append whole turns that were made elsewhere; repeated with the same import id it changes nothing.
+
+        Raises:
+            ConversationDeleted, ConversationLocked, InvalidId, StoreError: as `append`.
+        """
+        return await self._append(
+            conversation_id,
+            (import_id, generation, window_messages, 0, 0),
+            ("", lock_token, ""),
+            messages,
+        )
+
+    async def begin_turn(
+        self,
+        conversation_id: str,
+        *,
+        lock_token: str,
+        lease_seconds: float,
+        turn_id: str,
+        fingerprint: str = "",
+        most_messages: int,
+        owner: str = "",
+        may_begin: bool = False,
+    ) -> BegunTurn | Busy | StoredTurn | None:
+        """Take the lock for one turn and load what it needs; one round trip.
+
+        A turn of this id is found instead, if it is there already; with a `fingerprint`, the newest turn also counts as
+        this one if its request had the same. None if there is no such conversation of this owner.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary", "turns", "lock")
+        status, *reply = await self._run(
+            "begin_turn",
+            keys,
+            *(lock_token, int(lease_seconds * 1_000), turn_id, fingerprint, most_messages, owner, int(may_begin)),
+        )
+        match status:
+            case 0:
+                return Busy(reply[0] / 1_000)
+            case 1:
+                return BegunTurn(_conversation(conversation_id, reply[:-1], keys), reply[-1])
+            case 2:
+                user, assistant = _messages(reply[2:4], keys[0])
+                return StoredTurn(reply[0].decode(), reply[1], user, assistant, reply[4])
+        return None
+
+    async def renew_lock(self, conversation_id: str, lock_token: str, lease_seconds: float) -> bool:
+        """Keep a lock; False if it is another's by now.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "lock")
+        return bool(await self._run("renew_lock", keys, lock_token, int(lease_seconds * 1_000)))
+
+    async def release_lock(self, conversation_id: str, lock_token: str) -> None:
+        """Give a lock back; nothing happens if it is another's by now.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        await self._run("release_lock", self._keys(conversation_id, "lock"), lock_token)
+
+    async def remove_message(self, conversation_id: str, generation: str, position: int, *, lock_token: str) -> bool:
+        """Take back a message that is not summarized, and the lock with it; False if there is none at this position.
+
+        Raises:
+            MessageSummarized: the summary stands for it already.
+            ConversationDeleted, ConversationLocked, InvalidId, StoreError: as `append`.
+        """
+        keys = self._keys(conversation_id, "history", "summary")
+        keys += [*self._shared_keys(conversation_id, "pending"), QUEUE, *self._keys(conversation_id, "lock", "events")]
+        absent = absent_message("assistant" if position % MESSAGES_PER_TURN else "user")
+        status = await self._run(
+            "remove_message",
+            keys,
+            *(conversation_id, generation, position, lock_token, _message_json(absent), new_generation()),
+            *(SWEEP_GRACE_MS, self._channel(conversation_id)),
+        )
+        if status == _GONE:
+            raise ConversationDeleted(f"conversation {conversation_id} was deleted meanwhile")
+        if status == _LOCK_LOST:
+            raise ConversationLocked(f"another turn of conversation {conversation_id} was let in: try again")
+        if status == _SUMMARIZED:
+            what = "is part of the summary by now: it can only be deleted together with its conversation"
+            raise MessageSummarized(f"message {position} of conversation {conversation_id} {what}")
+        return bool(status)
+
+    async def page(self, conversation_id: str, first: int, stop: int) -> Page | None:
+        """The messages `[first, stop)` as far as there are some; None if there is no such conversation.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary")
+        reply = await self._run("read_messages", keys, first, stop)
+        if not reply:
+            return None
+        _, count, raw, created_at, owner, metadata = reply
+        return Page(count, created_at, owner.decode(), _text(metadata, keys[1]), first, _messages(raw, keys[0]))
+
+    async def create(self, conversation_id: str, *, owner: str, metadata: dict[str, str]) -> int | None:
+        """Begin a conversation without messages; when, in ms, or None if there is one of this id already.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        status, *created = await self._create(conversation_id, owner, metadata, must_exist=False)
+        return int(created[0]) if status == 1 else None
+
+    async def set_metadata(self, conversation_id: str, *, owner: str, metadata: dict[str, str]) -> bool:
+        """Replace a conversation's metadata; False if there is no such conversation of this owner.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        return bool((await self._create(conversation_id, owner, metadata, must_exist=True))[0] == 1)
+
+    async def events(self, conversation_id: str, after: str, most: int = PAGE) -> Events | None:
+        """What happened after an event ("" for nothing, only the newest id); None if there is no such conversation.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary", "events")
+        reply = await self._run("read_events", keys, after, most)
+        if not reply:
+            return None
+        generation, newest, found = reply
+        return Events(generation.decode(), newest.decode(), tuple(Event(i.decode(), d.decode()) for i, d in found))
 
     async def load_fold(self, conversation_id: str, *, most_messages: int, window: int) -> FoldSnapshot | None:
         """Load what a fold starts from; None if there is no such conversation.
@@ -284,9 +501,10 @@ class ConversationStore:
         keys = self._keys(conversation_id, "history", "summary", "folds")
         reply = await self._run(
             "commit_fold",
-            [*keys, *self._shared_keys(conversation_id, "pending"), QUEUE],
+            [*keys, *self._shared_keys(conversation_id, "pending"), QUEUE, *self._keys(conversation_id, "events")],
             *(conversation_id, snapshot.generation, start, end, fold_id, result.text, result.tokens, _json(entry)),
             *(result.input_tokens, result.output_tokens, window_messages, SWEEP_GRACE_MS),
+            self._channel(conversation_id),
         )
         return Committed(CommitStatus(reply[0]), *reply[1:])
 
@@ -312,9 +530,10 @@ class ConversationStore:
         keys = self._keys(conversation_id, "history", "summary")
         status = await self._run(
             "fail_fold",
-            [*keys, *self._shared_keys(conversation_id, "pending")],
+            [*keys, *self._shared_keys(conversation_id, "pending"), *self._keys(conversation_id, "events")],
             *(conversation_id, snapshot.generation, snapshot.summary.summarized_message_count, fold_id),
             *(int(rejected), reason[:200], input_tokens, output_tokens, int(delay_seconds * 1_000)),
+            self._channel(conversation_id),
         )
         return int(status) == 1
 
@@ -339,7 +558,8 @@ class ConversationStore:
         """
         keys = self._keys(conversation_id, "history", "summary", "folds", "turns", "context")
         shared = self._shared_keys(conversation_id, "conversations", "pending")
-        return bool(await self._run("delete_conversation", [*keys, *shared, QUEUE], conversation_id))
+        keys += [*shared, QUEUE, *self._keys(conversation_id, "lock", "events")]
+        return bool(await self._run("delete_conversation", keys, conversation_id, self._channel(conversation_id)))
 
     async def sweep(self, *, most: int, again_seconds: float, lease_seconds: float) -> Swept:
         """See to the conversations whose fold is due, in every shard.
@@ -358,19 +578,34 @@ class ConversationStore:
             totals = [total + count for total, count in zip(totals, found, strict=True)]
         return Swept(*totals)
 
-    async def inspect(self, conversation_id: str, most_messages: int) -> Inspection:
-        """One consistent picture of a conversation.
+    async def backlog(self, *, most: int) -> Backlog:
+        """How far the folds are behind, looking into so many conversations of each shard.
+
+        Raises:
+            StoreError.
+        """
+        conversations, queued, messages, longest_ms = 0, 0, 0, 0
+        for shard in range(self._shards):
+            prefix = _prefix(shard)
+            found = await self._run("backlog", [f"{prefix}pending", QUEUE], most, prefix)
+            conversations, queued, messages = conversations + found[0], found[1], messages + found[2]
+            longest_ms = max(longest_ms, int(found[3]))
+        return Backlog(conversations, queued, messages, longest_ms / 1_000)
+
+    async def inspect(self, conversation_id: str, most_messages: int, most_newest: int = 0) -> Inspection:
+        """One consistent picture of a conversation, with so many messages of its tail and of its history.
 
         Raises:
             ConversationNotFound, InvalidId, StoreError.
         """
         keys = self._keys(conversation_id, "history", "summary")
         shared = self._shared_keys(conversation_id, "pending")
-        reply = await self._run("inspect", [*keys, *shared], conversation_id, most_messages)
+        reply = await self._run("inspect", [*keys, *shared], conversation_id, most_messages, most_newest)
         if not reply:
             raise _not_found(conversation_id)
         fields = _pairs(reply[0], keys[1])
-        return _inspection(conversation_id, fields, reply[1], _messages(reply[2], keys[0]), keys[1])
+        inspection = _inspection(conversation_id, fields, reply[1], _messages(reply[2], keys[0]), keys[1])
+        return replace(inspection, newest=_messages(reply[3], keys[0]))
 
     async def messages(self, conversation_id: str) -> AsyncIterator[Message]:
         """Every message of the history, oldest first, in pages.
@@ -419,6 +654,42 @@ class ConversationStore:
                 scored += await self._redis.zrange(f"{_prefix(shard)}conversations", 0, -1, withscores=True)
         return [member.decode() for member, _ in sorted(scored, key=lambda item: -item[1])]
 
+    async def _append(
+        self,
+        conversation_id: str,
+        figures: tuple[str, str, int, int, int],
+        around: tuple[str, str, str],
+        messages: Sequence[Message],
+    ) -> Appended:
+        """Run the script. `figures`: turn id, generation, window, tokens in and out; `around`: context, lock, owner."""
+        turn_id, answered_in, window_messages, input_tokens, output_tokens = figures
+        keys = self._keys(conversation_id, "history", "summary", "folds", "turns", "context")
+        keys += [*self._shared_keys(conversation_id, "conversations", "pending"), QUEUE]
+        reply = await self._run(
+            "append_turn",
+            [*keys, *self._keys(conversation_id, "lock", "events")],
+            *(conversation_id, turn_id, answered_in, new_generation(), self._ttl_ms),
+            *(window_messages, SWEEP_GRACE_MS, input_tokens, output_tokens, *around, self._channel(conversation_id)),
+            *(_message_json(message) for message in messages),
+        )
+        if reply[0] == _GONE:
+            what = "was deleted while this turn was being answered; the turn was not stored"
+            raise ConversationDeleted(f"conversation {conversation_id} {what}")
+        if reply[0] == _LOCK_LOST:
+            what = "took so long to be answered that the next turn was let in; it was not stored, send it again"
+            raise ConversationLocked(f"a turn of conversation {conversation_id} {what}")
+        status, count, folded, version, pending, newly, spent, *usage = reply
+        return Appended(count, folded, version, pending, newly, spent, Usage(*usage), repeated=not status)
+
+    async def _create(
+        self, conversation_id: str, owner: str, metadata: dict[str, str], *, must_exist: bool
+    ) -> list[int]:
+        keys = self._keys(conversation_id, "history", "summary")
+        shared = self._shared_keys(conversation_id, "conversations")
+        arguments = (conversation_id, new_generation(), owner, _json(metadata), self._ttl_ms, int(must_exist))
+        found: list[int] = await self._run("create_conversation", [*keys, *shared], *arguments)
+        return found
+
     async def _pages(self, script: str, keys: Sequence[str], conversation_id: str) -> AsyncIterator[list[bytes]]:
         first, generation = 0, None
         while True:
@@ -444,6 +715,10 @@ class ConversationStore:
     def _shared_keys(self, conversation_id: str, *names: str) -> list[str]:
         return [f"{_prefix(self._shard(conversation_id))}{name}" for name in names]
 
+    def _channel(self, conversation_id: str) -> str:
+        """Where a hint with the id goes when something happened to a conversation."""
+        return f"{_prefix(self._shard(conversation_id))}events"
+
     def _shard(self, conversation_id: str) -> int:
         return zlib.crc32(conversation_id.encode()) % self._shards
 
@@ -455,7 +730,13 @@ def new_generation() -> str:
 
 def message_record(message: Message) -> dict[str, Any]:
     """A message as it is stored and exported, without what it does not need."""
-    optional = {"phase": message.phase, "incomplete": message.incomplete, "vocabulary": message.vocabulary}
+    optional: dict[str, Any] = {
+        "phase": message.phase,
+        "incomplete": message.incomplete,
+        "vocabulary": message.vocabulary,
+        "absent": message.absent or None,
+        "details": None if message.details is None else dict(message.details),
+    }
     record: dict[str, Any] = {"role": message.role, "content": message.content, "tokens": message.tokens}
     record |= {name: value for name, value in optional.items() if value is not None}
     return record | ({"at": message.at} if message.at else {})
@@ -473,6 +754,18 @@ def _prefix(shard: int) -> str:
 
 def _not_found(conversation_id: str) -> ConversationNotFound:
     return ConversationNotFound(f"there is no conversation {conversation_id}: `memora inspect` lists those there are")
+
+
+def _conversation(conversation_id: str, reply: Sequence[Any], keys: Sequence[str]) -> Conversation:
+    generation, count, folded, version, summary, tokens, *usage, tail = reply
+    return Conversation(
+        id=conversation_id,
+        generation=generation.decode(),
+        message_count=count,
+        summary=Summary(_text(summary, keys[1]), folded, version, tokens),
+        tail=_messages(tail, keys[0]),
+        usage=Usage(*usage),
+    )
 
 
 def _json(value: object) -> str:
@@ -511,7 +804,11 @@ def _message(record: dict[str, Any], key: str) -> Message:
     at, *optional = record.get("at", 0), *(record.get(name) for name in ("phase", "incomplete", "vocabulary"))
     if not isinstance(at, int) or not all(isinstance(value, str | None) for value in optional):
         raise ConversationDamaged(key, "holds a record whose at, phase, incomplete or vocabulary cannot be read")
-    return Message(role, content, tokens, at, *optional)
+    absent, details = record.get("absent", False), record.get("details")
+    if not isinstance(absent, bool) or not isinstance(details, dict | None):
+        raise ConversationDamaged(key, "holds a record whose absent or details cannot be read")
+    phase, incomplete, vocabulary = optional
+    return Message(role, content, tokens, at, phase, incomplete, vocabulary, absent, details)
 
 
 def _fold(raw: bytes, key: str) -> Fold:
@@ -579,6 +876,8 @@ def _inspection(
         fold_failures=number("fold_failures"),
         fold_conflicts=number("fold_conflicts"),
         last_fold_error=fields.get("last_fold_error", ""),
+        owner=fields.get("owner", ""),
+        metadata=fields.get("metadata", ""),
     )
 
 

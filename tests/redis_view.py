@@ -12,6 +12,7 @@ _READERS: dict[bytes, tuple[object, ...]] = {
     b"string": ("GET",),
     b"list": ("LRANGE", 0, -1),
     b"hash": ("HGETALL",),
+    b"stream": ("XRANGE", "-", "+"),
     b"zset": ("ZRANGE", 0, -1),
     b"set": ("SMEMBERS",),
 }

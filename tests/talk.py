@@ -12,7 +12,7 @@ import anyio
 from polling import eventually
 
 from memora.bootstrap import Memora
-from memora.chat import TurnResult
+from memora.chat import TurnOptions, TurnResult
 from memora.core.conversation import Message
 from memora.core.prompts import EXISTING_SUMMARY_KEY, NEW_MESSAGES_KEY
 from memora.offline_model import OfflineModel
@@ -30,7 +30,7 @@ async def say(memora: Memora, text: str, conversation_id: str = ID, **options: A
     async def emit(piece: str) -> None:
         pieces.append(piece)
 
-    result = await memora.chat.reply(conversation_id, text, emit, **options)
+    result = await memora.chat.reply(conversation_id, text, emit, TurnOptions(**options))
     assert "".join(pieces) == result.text
     return result
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +17,17 @@ from memora.settings import settings_table
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 
-BLOCK = re.compile(r"```(?P<kind>sh|console)\n(?P<text>.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```(?P<kind>sh|console|bash|python)\n(?P<text>.*?)```", re.DOTALL)
 VOLATILE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b[0-9a-f]{16}\b")
 """Times and generations differ from run to run."""
 
 FIRST_COMMAND = "python3 -m venv .venv && .venv/bin/pip install uv && .venv/bin/uv run memora chat"
 TEST_COMMAND = "python3 -m venv .venv && .venv/bin/pip install uv && .venv/bin/uv run --group test pytest -n auto"
-LONG_RUNNING = {FIRST_COMMAND, TEST_COMMAND, "memora worker", "memora chat", "python benchmarks/flat_cost.py"}
+SERVER = "http://127.0.0.1:8000"
+LONG_RUNNING = {
+    *(FIRST_COMMAND, TEST_COMMAND),
+    *("memora worker", "memora chat", "memora up", "python benchmarks/flat_cost.py"),
+}
 """Checked by tests of their own below, or, the second, by CI."""
 
 
@@ -100,6 +106,31 @@ def test_the_benchmark_of_the_readme_runs(environment: dict[str, str]) -> None:
     """A few rounds of it: the figures of a busy machine are not judged here, only that they are made."""
     done = run("python benchmarks/flat_cost.py --rounds 5 --json", environment)
     assert '"ratio"' in done.stdout, done.stderr
+
+
+def test_the_examples_for_the_server_run_against_it(environment: dict[str, str]) -> None:
+    """The client's and every `curl` line, against `memora serve`, which `memora up` starts as well."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "memora", "serve", "--port", "0"],
+        env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        url = re.findall(r"http://[\d.:]+", server.stdout.readline())[0]
+        (script,) = blocks("python")
+        done = run(f"python - <<'END'\n{script.replace(SERVER, url)}\nEND", environment)
+        assert done.stdout.splitlines()[-1].count("TOEIC"), done.stderr
+        for line in (line for block in blocks("bash") for line in block.splitlines()):
+            assert line.startswith("curl ")
+            if shutil.which("curl"):
+                done = run(line.replace(SERVER, url), environment)
+                assert done.returncode == 0, line
+                assert "error" not in json.loads(done.stdout), line
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+        if server.stdout is not None:
+            server.stdout.close()
 
 
 def test_the_settings_table_is_made_from_the_settings() -> None:

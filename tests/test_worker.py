@@ -492,7 +492,10 @@ class TestSignsOfLife:
         assert await all_keys(redis) == sorted(
             [
                 b"memora:{0}:conversations",
-                *(f"memora:{{0}}:{ID}:{part}".encode() for part in ("context", "folds", "history", "summary", "turns")),
+                *(
+                    f"memora:{{0}}:{ID}:{part}".encode()
+                    for part in ("context", "events", "folds", "history", "summary", "turns")
+                ),
             ]
         )
 

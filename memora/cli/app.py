@@ -31,6 +31,8 @@ app = typer.Typer(
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help=_TEXTS.conversation_argument, show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help=_TEXTS.json_option)]
 OfflineOption = Annotated[bool, typer.Option("--offline", help=_TEXTS.offline_option)]
+HostOption = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help=_TEXTS.host_option)]
+PortOption = Annotated[int | None, typer.Option("--port", min=0, max=65_535, help=_TEXTS.port_option)]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -87,6 +89,18 @@ def chat(
 def worker(offline: OfflineOption = False) -> None:
     """Fold until stopped."""
     _call("worker", offline=offline)
+
+
+@app.command(help=_TEXTS.serve_help)
+def serve(host: HostOption = None, port: PortOption = None, offline: OfflineOption = False) -> None:
+    """Serve until stopped."""
+    _call("serve", host=host, port=port, offline=offline)
+
+
+@app.command(help=_TEXTS.up_help)
+def up(host: HostOption = None, port: PortOption = None, offline: OfflineOption = False) -> None:
+    """Run everything until stopped."""
+    _call("up", host=host, port=port, offline=offline)
 
 
 @app.command(help=_TEXTS.inspect_help)

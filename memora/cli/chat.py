@@ -21,7 +21,6 @@ from memora.cli.exit import Exit
 from memora.cli.lines import LineChat
 from memora.cli.logs import log_to_stderr
 from memora.cli.output import JsonOutput, Output, TextOutput
-from memora.cli.picture import Picture
 from memora.cli.runner import Signals, run_command
 from memora.cli.session import CATCH_UP_SECONDS, Session, new_conversation_id
 from memora.cli.streams import is_dumb, is_terminal
@@ -29,6 +28,7 @@ from memora.cli.terminal import TerminalChat, TerminalOutput, quiet_keys
 from memora.cli.texts import Texts, texts_for
 from memora.core.conversation import check_id
 from memora.errors import StoreError
+from memora.picture import Picture
 from memora.settings import load_settings
 from memora.storage import data_directory
 

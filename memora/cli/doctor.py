@@ -16,13 +16,13 @@ import anyio
 
 from memora.bootstrap import open_model
 from memora.cli.exit import Exit, exit_code
-from memora.cli.records import encoded
 from memora.cli.render import padded
 from memora.cli.runner import Signals, run_command
 from memora.cli.streams import Style
 from memora.cli.texts import Texts, texts_for
 from memora.cli.worker import redis_place
 from memora.errors import MemoraError, SettingsError, StoreUnavailable
+from memora.records import encoded
 from memora.settings import Settings, load_settings, unknown_variables, variable_of
 from memora.storage import RedisHealth, open_storage
 

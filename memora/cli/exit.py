@@ -14,6 +14,7 @@ from typing import TextIO
 
 from memora.cli.streams import harmless
 from memora.errors import (
+    AddressUnavailable,
     CallerError,
     ConversationDeleted,
     ConversationNotFound,
@@ -36,7 +37,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-_UNREACHABLE = (StoreUnavailable, StoreRefused, ModelUnavailable, ModelTimeout, ModelDenied)
+_UNREACHABLE = (AddressUnavailable, StoreUnavailable, StoreRefused, ModelUnavailable, ModelTimeout, ModelDenied)
 _NOT_THERE = (ConversationNotFound, ConversationDeleted)
 
 

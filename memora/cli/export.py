@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from memora.cli.exit import Exit
-from memora.cli.picture import take_picture
-from memora.cli.records import Record, encoded, exported_fold, exported_message, picture_record, write_array
 from memora.cli.runner import Signals, run_command
 from memora.core.conversation import Conversation
 from memora.errors import ConversationDeleted, ConversationNotFound
+from memora.picture import take_picture
+from memora.records import Record, encoded, exported_fold, exported_message, picture_record, write_array
 from memora.settings import load_settings
 from memora.storage import open_storage
 from memora.store import ConversationStore

@@ -16,8 +16,6 @@ import anyio
 from rich.cells import cell_len
 
 from memora.cli.exit import Exit
-from memora.cli.picture import Picture, next_context, take_picture
-from memora.cli.records import Record, encoded, next_context_record, picture_record, write_array
 from memora.cli.render import local_time, padded, picture_lines, table_row
 from memora.cli.runner import Signals, run_command
 from memora.cli.streams import Style
@@ -30,6 +28,8 @@ from memora.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from memora.picture import Picture, next_context, take_picture
+from memora.records import Record, encoded, next_context_record, picture_record, write_array
 from memora.settings import Settings, load_settings
 from memora.storage import open_storage
 from memora.store import ConversationStore

@@ -10,7 +10,13 @@ from typing import Protocol, TextIO
 
 from memora.chat import TurnResult
 from memora.cli.exit import error_line, error_record
-from memora.cli.records import (
+from memora.cli.render import context_lines, history_entry, notice_line, stats_block, summary_lines
+from memora.cli.session import FoldNotice, Session
+from memora.cli.streams import Style, columns
+from memora.cli.texts import Texts
+from memora.cli.words import UnknownWord, Word
+from memora.errors import MemoraError
+from memora.records import (
     Record,
     context_record,
     encoded,
@@ -19,12 +25,6 @@ from memora.cli.records import (
     turn_record,
     write_array,
 )
-from memora.cli.render import context_lines, history_entry, notice_line, stats_block, summary_lines
-from memora.cli.session import FoldNotice, Session
-from memora.cli.streams import Style, columns
-from memora.cli.texts import Texts
-from memora.cli.words import UnknownWord, Word
-from memora.errors import MemoraError
 
 
 class Output(Protocol):

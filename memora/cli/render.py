@@ -12,13 +12,13 @@ from typing import Final
 from rich.cells import cell_len
 
 from memora.chat import TurnStats
-from memora.cli.picture import MessageState, Picture
 from memora.cli.session import Entry, FoldNotice
 from memora.cli.streams import Style
 from memora.cli.texts import Texts
 from memora.core.conversation import Usage
 from memora.core.tokens import PRIMING_TOKENS
 from memora.core.window import Context
+from memora.picture import MessageState, Picture
 
 _TWO_COLUMNS_FROM: Final = 80
 _GAP_BETWEEN_COLUMNS: Final = "   "

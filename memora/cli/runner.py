@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -48,13 +48,16 @@ class Signals:
 Command = Callable[[Signals], Awaitable[int]]
 
 
-def run_command(command: Command, *, as_json: bool = False, errors_to_stdout: bool = False) -> int:
+def run_command(
+    command: Command, *, as_json: bool = False, errors_to_stdout: bool = False, loop: dict[str, Any] | None = None
+) -> int:
     """Run a command to its end. Returns its exit code.
 
-    With `errors_to_stdout` an error is part of the output, for programs that read one object a line.
+    With `errors_to_stdout` an error is part of the output, for programs that read one object a line. `loop` is what
+    anyio is told of its event loop.
     """
     try:
-        return anyio.run(_watched, command, backend="asyncio")
+        return anyio.run(_watched, command, backend="asyncio", backend_options=loop)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BaseException as error:  # noqa: BLE001  # sorted below; what is not ours is raised again

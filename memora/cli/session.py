@@ -18,12 +18,12 @@ import anyio.to_thread
 
 from memora.bootstrap import Memora
 from memora.chat import TurnResult
-from memora.cli.picture import MessageState, Picture, take_picture
 from memora.core.conversation import Message
 from memora.core.window import Context
 from memora.errors import ConversationNotFound, StoreError
 from memora.fold import FoldOutcome
 from memora.llm import Emit
+from memora.picture import MessageState, Picture, take_picture
 
 CATCH_UP_SECONDS: Final = 10.0
 """How long leaving may wait for the summary; what is pending then is folded next time."""

@@ -25,6 +25,10 @@ class Texts:
     json_option: str
     offline_option: str
     worker_help: str
+    serve_help: str
+    host_option: str
+    port_option: str
+    up_help: str
     inspect_help: str
     conversation_argument: str
     delete_help: str
@@ -87,6 +91,14 @@ class Texts:
     worker_started: str
     worker_stopping: str
     private_redis: str
+
+    # --- serve, up
+    server_started: str
+    server_stopping: str
+    up_ready: str
+    up_stopping: str
+    up_ended: str
+    up_again: str
 
     # --- inspect
     no_conversations: str
@@ -155,6 +167,10 @@ ENGLISH: Final = Texts(
     json_option="One JSON object a line, for programs.",
     offline_option="Use the offline model even if there is a key.",
     worker_help="Keep the summaries up to date, until stopped.",
+    serve_help="Serve the HTTP API, which OpenAI's clients understand.",
+    host_option="Address to listen on.",
+    port_option="Port to listen on; 0 takes a free one.",
+    up_help="Run everything: Redis if none is configured, a worker, and the server.",
     inspect_help="Show all conversations, or all about one.",
     conversation_argument="Id of the conversation.",
     delete_help="Forget one conversation.",
@@ -218,6 +234,12 @@ Alt-Enter, or Esc and then Enter, begins a new line. Ctrl-C stops an answer.""",
     worker_started="folding for {redis} with {model}; Ctrl-C or SIGTERM stops",
     worker_stopping="stopping: running folds may finish; once more stops at once",
     private_redis="the private Redis in {place}",
+    server_started="Memora answers at {url}",
+    server_stopping="stopping: running answers may finish; once more stops at once",
+    up_ready="everything runs: {url} · Ctrl-C stops",
+    up_stopping="stopping: first the server, then the worker, then Redis; once more stops at once",
+    up_ended="ended by itself with code {code}",
+    up_again="starts again in {seconds} s",
     no_conversations="no conversations yet: `memora chat` begins one",
     id_column="conversation",
     messages_column="messages",
@@ -281,6 +303,10 @@ CHINESE: Final = Texts(
     json_option="每行一個 JSON 物件，供程式使用。",
     offline_option="即使有金鑰也使用離線模型。",
     worker_help="持續更新摘要，直到被停止。",
+    serve_help="提供 HTTP API，OpenAI 的用戶端可直接使用。",
+    host_option="監聽的位址。",
+    port_option="監聽的連接埠；0 表示任選一個。",
+    up_help="一次執行全部：Redis（若未設定）、背景程式與伺服器。",
     inspect_help="查看所有對話，或單一對話的一切。",
     conversation_argument="對話的 ID。",
     delete_help="刪除一個對話。",
@@ -344,6 +370,12 @@ Alt-Enter（或先按 Esc 再按 Enter）換行。Ctrl-C 停止回答。""",
     worker_started="為 {redis} 更新摘要，使用 {model}；按 Ctrl-C 或送 SIGTERM 停止",
     worker_stopping="停止中：進行中的摘要會先完成；再按一次立即停止",
     private_redis="{place} 的私有 Redis",
+    server_started="Memora 位於 {url}",
+    server_stopping="停止中：進行中的回答會先完成；再按一次立即停止",
+    up_ready="全部就緒：{url} · 按 Ctrl-C 停止",
+    up_stopping="停止中：先停伺服器，再停背景程式，最後停 Redis；再按一次立即停止",
+    up_ended="自行結束，代碼 {code}",
+    up_again="{seconds} 秒後重新啟動",
     no_conversations="還沒有對話：執行 `memora chat` 開始",
     id_column="對話",
     messages_column="訊息",

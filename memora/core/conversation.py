@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -29,6 +29,8 @@ class Message:
     `tokens` counts the content alone, without the overhead a request adds; `at` is Redis time in milliseconds since
     the epoch, 0 before it is stored. `phase` is what the provider wants back with an assistant message, `incomplete`
     the reason why an answer was cut off. `vocabulary` is what `tokens` was counted with, None for the usual one.
+    An `absent` message only keeps its place, where an imported history lacks the other half of a turn: it is never
+    sent, shown or folded. `details` is what an entry point wants to find again with the message.
     """
 
     role: Role
@@ -38,6 +40,8 @@ class Message:
     phase: str | None = None
     incomplete: str | None = None
     vocabulary: str | None = None
+    absent: bool = False
+    details: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,24 @@ def pending_messages(message_count: int, summarized_message_count: int, window_m
 def turns(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
     """Cut messages, which start with a whole turn, into turns, oldest first."""
     return [tuple(messages[start : start + MESSAGES_PER_TURN]) for start in range(0, len(messages), MESSAGES_PER_TURN)]
+
+
+def pair_up(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Make whole turns of any sequence of messages: absent ones fill the places where a half is missing."""
+    paired: list[Message] = []
+    for message in messages:
+        expected: Role = "user" if len(paired) % MESSAGES_PER_TURN == 0 else "assistant"
+        if message.role != expected:
+            paired.append(absent_message(expected))
+        paired.append(message)
+    if len(paired) % MESSAGES_PER_TURN:
+        paired.append(absent_message("assistant"))
+    return tuple(paired)
+
+
+def absent_message(role: Role) -> Message:
+    """What stands where there is no message."""
+    return Message(role, "", 0, absent=True)
 
 
 def check_id(conversation_id: str) -> str:

@@ -137,10 +137,11 @@ def _shown_tokens(content: str, limits: FoldLimits) -> int:
 
 
 def _in_one_step(start: int, chosen: Sequence[tuple[Message, ...]]) -> FoldPlan:
-    messages = [message for turn in chosen for message in turn]
-    end = start + len(messages)
-    pieces = tuple(Piece(message.role, message.content) for message in messages)
-    return FoldPlan(start, end, (FoldStep(pieces, tuple(range(start, end))),))
+    messages = list(enumerate((message for turn in chosen for message in turn), start))
+    shown = [(position, message) for position, message in messages if not message.absent]
+    pieces = tuple(Piece(message.role, message.content) for _, message in shown)
+    steps = (FoldStep(pieces, tuple(position for position, _ in shown)),) if shown else ()
+    return FoldPlan(start, start + len(messages), steps)
 
 
 def _piece_by_piece(
@@ -150,7 +151,10 @@ def _piece_by_piece(
     start = summary.summarized_message_count
     room = max(_room_of_every_step(summary.text, limits) >> min(level, _MOST_HALVINGS), SMALLEST_ROOM_TOKENS)
     pieces = [
-        (position, piece) for position, message in enumerate(turn, start) for piece in _pieces(message, room, limits)
+        (position, piece)
+        for position, message in enumerate(turn, start)
+        if not message.absent
+        for piece in _pieces(message, room, limits)
     ]
     steps = tuple(FoldStep((piece,), (position,)) for position, piece in pieces)
     return FoldPlan(start, start + MESSAGES_PER_TURN, steps, last_try)

@@ -84,12 +84,13 @@ class Context:
     @property
     def request(self) -> ModelRequest:
         """The request, exactly as it goes out."""
-        tail = [(message.role, message.content) for message in self.tail]
+        sent = [message for message in self.tail if not message.absent]
+        tail = [(message.role, message.content) for message in sent]
         request = assemble(
             self.instructions, self.summary, tail, self.message, in_instructions=self.summary_in_instructions
         )
         first = len(request.messages) - len(tail) - 1
-        phases = tuple((first + place, message.phase) for place, message in enumerate(self.tail) if message.phase)
+        phases = tuple((first + place, message.phase) for place, message in enumerate(sent) if message.phase)
         return replace(request, phases=phases)
 
     @property

@@ -88,3 +88,12 @@ local function enqueue(queue, id, generation, folded)
   return true
 end
 
+local EVENTS_KEPT = 256
+
+-- Tell what happened: a bounded stream that can be read again from any point, and a hint (id and type) on a channel.
+local function tell(events, channel, id, event)
+  redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', 'event', event)
+  -- A hint is worth no turn: a user whose ACL has no channels goes on without them.
+  redis.pcall('PUBLISH', channel, id .. ' ' .. string.match(event, '^{"type":"(%a+)"'))
+end
+

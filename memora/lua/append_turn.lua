@@ -1,23 +1,28 @@
--- append_turn: store one whole turn, and everything that follows from it, in one step.
+-- append_turn: store one whole turn, and everything that follows from it, in one step. Whole turns of an imported history
+-- may stand in front of it; an import alone has no context.
 --
 -- A turn id that was seen before changes nothing, so a client may repeat the call after a lost reply. A turn that was
--- answered in another generation than the stored one is refused: its conversation was deleted meanwhile.
+-- answered in another generation than the stored one is refused: its conversation was deleted meanwhile. A turn whose
+-- lock is another's by now is refused too, and one that is stored gives its lock back.
 --
 -- KEYS   1 history   2 summary   3 folds   4 turns   5 context   6 conversations   7 pending   8 queue
+--        9 lock   10 events
 -- ARGV   1 id                   2 turn id              3 generation the turn was answered in ('' for a new conversation)
 --        4 generation to use if this is the first turn 5 time to live in ms (0: none)
 --        6 messages in the window                      7 grace in ms before the sweep looks after a fold
---        8 answer input tokens   9 answer output tokens   10 context record (JSON without "position")
---        11 user message   12 assistant message (JSON objects without "at")
--- RETURNS {1 stored | 0 repeated | -1 deleted meanwhile, message_count, summarized_message_count, version, pending,
+--        8 answer input tokens   9 answer output tokens   10 context record (JSON without "position"), or ''
+--        11 lock token, or '' if no lock was taken       12 owner, of a new conversation
+--        13 channel for hints    14... messages, an even number (JSON objects without "at")
+-- RETURNS {1 stored | 0 repeated | -1 deleted meanwhile | -2 the lock is another's, message_count, summarized_message_count, version, pending,
 --          messages summarized since the last turn, fold tokens since the last turn,
 --          the four usage counters}
 local history, summary, folds, turns, context = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local conversations, pending, queue = KEYS[6], KEYS[7], KEYS[8]
+local conversations, pending, queue, lock, events = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local id, turn_id, answered_in, new_generation = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local ttl_ms, window, grace_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local input_tokens, output_tokens, context_record = ARGV[8], ARGV[9], ARGV[10]
-local user_message, assistant_message = ARGV[11], ARGV[12]
+local lock_token, owner, channel = ARGV[11], ARGV[12], ARGV[13]
+local FIRST_MESSAGE = 14
 
 local TURN_IDS_KEPT = 64
 
@@ -25,6 +30,7 @@ local state, problem = read_state(history, summary)
 if problem then return problem end
 problem = wrong_type(folds, 'list') or wrong_type(turns, 'zset') or wrong_type(context, 'string')
   or wrong_type(conversations, 'zset') or wrong_type(pending, 'zset') or wrong_type(queue, 'zset')
+  or wrong_type(lock, 'string') or wrong_type(events, 'stream')
 if problem then return problem end
 if answered_in ~= '' and (not state or state.generation ~= answered_in) then return {-1} end
 
@@ -37,17 +43,20 @@ local function figures(status, newly, spent)
 end
 
 if redis.call('ZSCORE', turns, turn_id) then return figures(0, 0, 0) end
+if lock_token ~= '' and redis.call('GET', lock) ~= lock_token then return {-2} end
 
 local now = now_ms()
 local at = ',"at":' .. digits(now) .. '}'
 -- The first write is the one that a full Redis refuses, before anything has changed.
-local count = redis.call('RPUSH', history, string.sub(user_message, 1, -2) .. at,
-  string.sub(assistant_message, 1, -2) .. at)
+local messages = {}
+for i = FIRST_MESSAGE, #ARGV do messages[#messages + 1] = string.sub(ARGV[i], 1, -2) .. at end
+local count = redis.call('RPUSH', history, unpack(messages))
 local generation = state and state.generation or new_generation
 local folded = state and state.summarized_message_count or 0
 if not state then
   redis.call('HSET', summary, 'summary', '', 'summarized_message_count', 0, 'version', 0, 'generation', generation,
     'summary_tokens', 0, 'created_at', digits(now), 'fold_input_tokens', 0, 'fold_output_tokens', 0)
+  if owner ~= '' then redis.call('HSET', summary, 'owner', owner) end
 end
 redis.call('HSET', summary, 'message_count', count, 'updated_at', digits(now), 'window_messages', window)
 redis.call('HINCRBY', summary, 'answer_input_tokens', input_tokens)
@@ -61,16 +70,21 @@ redis.call('HSET', summary, 'seen_summarized_message_count', folded, 'seen_fold_
 
 redis.call('ZADD', turns, count, turn_id)
 redis.call('ZREMRANGEBYRANK', turns, 0, -TURN_IDS_KEPT - 1)
-redis.call('SET', context, string.sub(context_record, 1, -2) .. ',"position":' .. (count - 2) .. '}')
+if context_record ~= '' then
+  redis.call('SET', context, string.sub(context_record, 1, -2) .. ',"position":' .. (count - 2) .. '}')
+end
+if lock_token ~= '' then redis.call('DEL', lock) end
+tell(events, channel, id, '{"type":"turn","message_count":' .. count .. ',"summarized_message_count":' .. folded
+  .. ',"pending_messages":' .. math.max(0, count - window - folded) .. ',"at":' .. digits(now) .. '}')
 redis.call('ZADD', conversations, digits(now), id)
 
 if ttl_ms > 0 then
   local expires_at = digits(now + ttl_ms)
   redis.call('HSET', summary, 'expires_at', expires_at)
-  for _, key in ipairs({history, summary, folds, turns, context}) do redis.call('PEXPIREAT', key, expires_at) end
+  for _, key in ipairs({history, summary, folds, turns, context, events}) do redis.call('PEXPIREAT', key, expires_at) end
 elseif state and state.expires_at then
   redis.call('HDEL', summary, 'expires_at')
-  for _, key in ipairs({history, summary, folds, turns, context}) do redis.call('PERSIST', key) end
+  for _, key in ipairs({history, summary, folds, turns, context, events}) do redis.call('PERSIST', key) end
 end
 
 if count - window - folded > 0 then

@@ -1,20 +1,22 @@
 -- commit_fold: make a fold real, if nothing it started from has changed: first the generation is compared, then the
 -- count. Tokens are counted even when the fold loses. If more is pending, its job is enqueued under the new count.
 --
--- KEYS   1 history   2 summary   3 folds   4 pending   5 queue
+-- KEYS   1 history   2 summary   3 folds   4 pending   5 queue   6 events
 -- ARGV   1 id   2 generation   3 count the fold started from   4 count it reaches   5 fold id (makes it safe to repeat)
 --        6 new summary   7 its tokens   8 audit entry (JSON object without "at")   9 fold input tokens
 --        10 fold output tokens   11 messages in the window   12 grace in ms before the sweep looks after a fold
+--        13 channel for hints
 -- RETURNS {1 committed | 0 stale | -1 gone, summarized_message_count, version, pending}
-local history, summary, folds, pending, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local history, summary, folds, pending, queue, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, generation, from, to, fold_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local text, text_tokens, entry = ARGV[6], ARGV[7], ARGV[8]
 local input_tokens, output_tokens = ARGV[9], ARGV[10]
-local window, grace_ms = tonumber(ARGV[11]), tonumber(ARGV[12])
+local window, grace_ms, channel = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
 
 local state, problem = read_state(history, summary)
 if problem then return problem end
 problem = wrong_type(folds, 'list') or wrong_type(pending, 'zset') or wrong_type(queue, 'zset')
+  or wrong_type(events, 'stream')
 if problem then return problem end
 if not state or state.generation ~= generation then return {-1, 0, 0, 0} end
 
@@ -31,6 +33,8 @@ if state.summarized_message_count ~= from then
   redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
   redis.call('HINCRBY', summary, 'fold_conflicts', 1)
   redis.call('HSET', summary, 'last_fold_id', fold_id, 'last_fold_result', 0)
+  tell(events, channel, id, '{"type":"conflict","from":' .. from .. ',"to":' .. to .. ',"summarized_message_count":'
+    .. state.summarized_message_count .. ',"at":' .. digits(now_ms()) .. '}')
   return {0, state.summarized_message_count, state.version, left_over(state.summarized_message_count)}
 end
 if to <= from or to > count then
@@ -48,10 +52,12 @@ redis.call('HSET', summary, 'summary', text, 'summary_tokens', text_tokens, 'sum
 redis.call('HINCRBY', summary, 'fold_input_tokens', input_tokens)
 redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
 redis.call('HDEL', summary, 'fold_failures', 'fold_rejections', 'last_fold_error')
-if state.expires_at then redis.call('PEXPIREAT', folds, state.expires_at) end
+if state.expires_at then for _, key in ipairs({folds, events}) do redis.call('PEXPIREAT', key, state.expires_at) end end
 -- The job this fold was made for has nothing left to do, wherever it is.
 redis.call('ZREM', queue, job_of(id, generation, from))
 redis.call('DEL', 'arq:job:' .. job_of(id, generation, from), 'arq:retry:' .. job_of(id, generation, from))
+tell(events, channel, id, '{"type":"fold","from":' .. from .. ',"to":' .. to .. ',"version":' .. (state.version + 1)
+  .. ',"summary_tokens":' .. text_tokens .. ',"pending_messages":' .. left_over(to) .. ',"at":' .. digits(now) .. '}')
 if left_over(to) > 0 then
   redis.call('ZADD', pending, digits(now + grace_ms), id)
   enqueue(queue, id, generation, to)

@@ -2,11 +2,12 @@
 -- commit, because its generation is gone. Works on damaged conversations too.
 --
 -- KEYS   1 history   2 summary   3 folds   4 turns   5 context   6 conversations   7 pending   8 queue
--- ARGV   1 id
+--        9 lock   10 events
+-- ARGV   1 id   2 channel for hints
 -- RETURNS 1 if there was anything to delete, else 0
 local history, summary, folds, turns, context = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local conversations, pending, queue = KEYS[6], KEYS[7], KEYS[8]
-local id = ARGV[1]
+local conversations, pending, queue, lock, events = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local id, channel = ARGV[1], ARGV[2]
 
 -- A list of all conversations that is damaged itself is not this one's matter.
 local function take_off(list, member)
@@ -29,5 +30,6 @@ elseif redis.call('EXISTS', history, summary) > 0 and not wrong_type(queue, 'zse
     if string.sub(job, 1, #beginning) == beginning then forget_job(job) end
   end
 end
-local keys = redis.call('UNLINK', history, summary, folds, turns, context)
+local keys = redis.call('UNLINK', history, summary, folds, turns, context, lock, events)
+redis.pcall('PUBLISH', channel, id .. ' deleted')
 return (keys + take_off(conversations, id) + take_off(pending, id)) > 0 and 1 or 0

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from memora.errors import CallerError
-
-INVALID_REQUEST: Final = "invalid_request_error"
+from memora.responses_wire import INVALID_REQUEST, error_body
 
 
 class Rejected(CallerError):
@@ -35,13 +34,6 @@ class Rejected(CallerError):
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's shape."""
         return error_body(str(self), code=self.error_code, param=self.param)
-
-
-def error_body(
-    message: str, *, kind: str = INVALID_REQUEST, code: str | None = None, param: str | None = None
-) -> dict[str, Any]:
-    """`{"error": {"message", "type", "param", "code"}}`, the body of every error of the API."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def scripted_error(status: int, code: str | None) -> dict[str, Any]:

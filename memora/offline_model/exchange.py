@@ -12,8 +12,8 @@ from typing import Final
 import anyio
 
 from memora.offline_model.faults import Delivery
-from memora.offline_model.reply import Event, encode_json
 from memora.offline_model.wire import HttpRequest, Wire
+from memora.responses_wire import Event, encode_json
 
 AS_USUAL: Final = Delivery()
 JSON: Final = "application/json"

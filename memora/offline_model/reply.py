@@ -1,13 +1,13 @@
-"""What the offline model says, and how the Responses API writes it down: one object, or a sequence of events.
+"""What the offline model says, and how it is written down: one object, or a sequence of events.
 
-Owns the shapes of the API's replies. Pure; must not send anything or know why a reply is as it is.
+Owns the endings and forms that only a model has; the usual shapes are those of `responses_wire`. Pure; must not send
+anything or know why a reply is as it is.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -16,6 +16,23 @@ from memora.core.text import count_words
 from memora.core.tokens import count_text_tokens, fits_in_tokens, request_tokens
 from memora.offline_model.call import Call
 from memora.offline_model.extractive import Utterance, answer, shorten, summarise
+from memora.responses_wire import (
+    Event,
+    Fields,
+    Head,
+    Unnumbered,
+    ended,
+    item_done,
+    message_item,
+    numbered,
+    output_text,
+    starting_events,
+    text_added,
+    text_delta,
+    text_done,
+    usage_object,
+)
+from memora.responses_wire import response_object as write_response
 
 NOTHING_TO_SAY: Final = "NONE"
 
@@ -24,9 +41,6 @@ Form = Literal["message", "refusal", "function_call"]
 
 GENERATION_ERROR: Final = {"code": "server_error", "message": "The model failed while it was answering."}
 _PIECE = re.compile(r"\s*\S{1,12}|\s+")
-_DELTA_EVENTS: Final = frozenset(
-    {"response.output_text.delta", "response.refusal.delta", "response.function_call_arguments.delta"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +76,6 @@ class Identity:
         return cls(new_id("resp_"), new_id("msg_"), int(now))
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One event of a stream. `is_delta` marks those that a model takes its time for."""
-
-    type: str
-    data: Mapping[str, Any]
-
-    @property
-    def is_delta(self) -> bool:
-        """Whether it carries a piece of the text."""
-        return self.type in _DELTA_EVENTS
-
-    def encode(self) -> bytes:
-        """As server-sent event."""
-        return f"event: {self.type}\ndata: {encode_json(self.data).decode()}\n\n".encode()
-
-
 def honest_draft(call: Call) -> Draft:
     """The reply to a call by the extractive model, cut off at the call's `max_output_tokens`."""
     draft = Draft(_AUTHORS[call.kind](call), count_input_tokens(call))
@@ -90,31 +87,24 @@ def count_input_tokens(call: Call) -> int:
     return request_tokens(call.instructions, call.messages)
 
 
-def encode_json(value: object) -> bytes:
-    """Compact UTF-8, as the real service sends it."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 def pieces_of(text: str) -> list[str]:
     """A text in the pieces a stream sends, about a word each; joined they are the text again."""
     return _PIECE.findall(text)
 
 
-def response_object(draft: Draft, call: Call, identity: Identity) -> dict[str, Any]:
+def response_object(draft: Draft, call: Call, identity: Identity) -> Fields:
     """The reply to a plain request. A reply with no end is one still in progress."""
+    head = _head(call, identity)
     if draft.ending == "failed":
-        return _response(call, identity, "failed", error=GENERATION_ERROR)
+        return write_response(head, "failed", error=GENERATION_ERROR)
     if draft.ending == "none":
-        return _response(call, identity, "in_progress", output=[_item(draft, identity, "in_progress")])
+        return write_response(head, "in_progress", output=[_item(draft, identity, "in_progress")])
     return _final_response(draft, call, identity)
 
 
 def response_events(draft: Draft, call: Call, identity: Identity) -> list[Event]:
     """The reply to a streaming request, numbered without a gap."""
-    return [
-        Event(kind, {"type": kind, "sequence_number": number, **data})
-        for number, (kind, data) in enumerate(_unnumbered(draft, call, identity))
-    ]
+    return [numbered(number, event) for number, event in enumerate(_unnumbered(draft, call, identity))]
 
 
 def _answer(call: Call) -> str:
@@ -162,15 +152,12 @@ def _first_tokens(text: str, max_tokens: int) -> str:
     return text[:low]
 
 
-def _unnumbered(draft: Draft, call: Call, identity: Identity) -> Iterator[tuple[str, dict[str, Any]]]:
+def _unnumbered(draft: Draft, call: Call, identity: Identity) -> Iterator[Unnumbered]:
     """Type and fields of each event, in order."""
-    started = _response(call, identity, "in_progress")
-    yield "response.created", {"response": started}
-    yield "response.in_progress", {"response": started}
-    yield "response.output_item.added", {"output_index": 0, "item": _empty_item(draft, identity)}
+    yield from starting_events(write_response(_head(call, identity), "in_progress"), _empty_item(draft, identity))
     yield from _WRITERS[draft.form](draft, identity)
     if draft.ending not in _BROKEN_OFF:
-        yield "response.output_item.done", {"output_index": 0, "item": _item(draft, identity, draft.ending)}
+        yield item_done(_item(draft, identity, draft.ending))
     yield from _terminal_event(draft, call, identity)
 
 
@@ -178,36 +165,34 @@ _BROKEN_OFF: Final = frozenset({"failed", "error", "cut"})
 """Endings in the middle of the text: a cut after the characters to be sent, the others after half of it."""
 
 
-def _terminal_event(draft: Draft, call: Call, identity: Identity) -> Iterator[tuple[str, dict[str, Any]]]:
+def _terminal_event(draft: Draft, call: Call, identity: Identity) -> Iterator[Unnumbered]:
     if draft.ending == "failed":
-        yield "response.failed", {"response": _response(call, identity, "failed", error=GENERATION_ERROR)}
+        yield ended(write_response(_head(call, identity), "failed", error=GENERATION_ERROR))
     elif draft.ending == "error":
         yield "error", {**GENERATION_ERROR, "param": None}
     elif draft.ending in {"completed", "incomplete"}:
-        yield f"response.{draft.ending}", {"response": _final_response(draft, call, identity)}
+        yield ended(_final_response(draft, call, identity))
 
 
-def _write_message(draft: Draft, identity: Identity) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield from _write_part(draft, identity, "response.output_text", "text", {"logprobs": []})
-
-
-def _write_refusal(draft: Draft, identity: Identity) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield from _write_part(draft, identity, "response.refusal", "refusal", {})
-
-
-def _write_part(
-    draft: Draft, identity: Identity, event: str, text_field: str, extra: Mapping[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    place = {"item_id": identity.item, "output_index": 0, "content_index": 0}
-    yield "response.content_part.added", {**place, "part": _part(replace(draft, text=""))}
+def _write_message(draft: Draft, identity: Identity) -> Iterator[Unnumbered]:
+    yield text_added(identity.item)
     for piece in _sent_pieces(draft):
-        yield f"{event}.delta", {**place, "delta": piece, **extra}
+        yield text_delta(identity.item, piece)
     if draft.ending not in _BROKEN_OFF:
-        yield f"{event}.done", {**place, text_field: draft.text, **extra}
-        yield "response.content_part.done", {**place, "part": _part(draft)}
+        yield from text_done(identity.item, draft.text)
 
 
-def _write_function_call(draft: Draft, identity: Identity) -> Iterator[tuple[str, dict[str, Any]]]:
+def _write_refusal(draft: Draft, identity: Identity) -> Iterator[Unnumbered]:
+    place = {"item_id": identity.item, "output_index": 0, "content_index": 0}
+    yield "response.content_part.added", {**place, "part": _refusal("")}
+    for piece in _sent_pieces(draft):
+        yield "response.refusal.delta", {**place, "delta": piece}
+    if draft.ending not in _BROKEN_OFF:
+        yield "response.refusal.done", {**place, "refusal": draft.text}
+        yield "response.content_part.done", {**place, "part": _refusal(draft.text)}
+
+
+def _write_function_call(draft: Draft, identity: Identity) -> Iterator[Unnumbered]:
     place = {"item_id": identity.item, "output_index": 0}
     for piece in _sent_pieces(draft):
         yield "response.function_call_arguments.delta", {**place, "delta": piece}
@@ -218,7 +203,7 @@ def _write_function_call(draft: Draft, identity: Identity) -> Iterator[tuple[str
         )
 
 
-_WRITERS: Final[dict[Form, Callable[[Draft, Identity], Iterable[tuple[str, dict[str, Any]]]]]] = {
+_WRITERS: Final[dict[Form, Callable[[Draft, Identity], Iterable[Unnumbered]]]] = {
     "message": _write_message,
     "refusal": _write_refusal,
     "function_call": _write_function_call,
@@ -231,24 +216,21 @@ def _sent_pieces(draft: Draft) -> list[str]:
     return pieces[: -(-len(pieces) // 2)] if draft.ending in {"failed", "error"} else pieces
 
 
-def _item(draft: Draft, identity: Identity, ending: str) -> dict[str, Any]:
+def _item(draft: Draft, identity: Identity, ending: str) -> Fields:
     status = ending if ending in {"in_progress", "incomplete"} else "completed"
     if draft.form == "function_call":
         return _function_call(identity, status, draft.text)
-    return _message(identity, status, [_part(draft)])
+    part = _refusal(draft.text) if draft.form == "refusal" else output_text(draft.text)
+    return message_item(identity.item, "assistant", status, [part])
 
 
-def _empty_item(draft: Draft, identity: Identity) -> dict[str, Any]:
+def _empty_item(draft: Draft, identity: Identity) -> Fields:
     if draft.form == "function_call":
         return _function_call(identity, "in_progress", "")
-    return _message(identity, "in_progress", [])
+    return message_item(identity.item, "assistant", "in_progress", [])
 
 
-def _message(identity: Identity, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": identity.item, "type": "message", "role": "assistant", "status": status, "content": content}
-
-
-def _function_call(identity: Identity, status: str, arguments: str) -> dict[str, Any]:
+def _function_call(identity: Identity, status: str, arguments: str) -> Fields:
     return {
         "id": identity.item,
         "type": "function_call",
@@ -259,69 +241,34 @@ def _function_call(identity: Identity, status: str, arguments: str) -> dict[str,
     }
 
 
-def _part(draft: Draft) -> dict[str, Any]:
-    if draft.form == "refusal":
-        return {"type": "refusal", "refusal": draft.text}
-    return {"type": "output_text", "text": draft.text, "annotations": [], "logprobs": []}
+def _refusal(text: str) -> Fields:
+    return {"type": "refusal", "refusal": text}
 
 
-def _final_response(draft: Draft, call: Call, identity: Identity) -> dict[str, Any]:
+def _final_response(draft: Draft, call: Call, identity: Identity) -> Fields:
     status = "incomplete" if draft.ending == "incomplete" else "completed"
-    response = _response(call, identity, status, output=[_item(draft, identity, status)], usage=_usage(draft))
+    response = write_response(
+        _head(call, identity),
+        status,
+        output=[_item(draft, identity, status)],
+        usage=_usage(draft),
+        incomplete=draft.reason if status == "incomplete" else None,
+    )
     if draft.usage_factor is None:
         del response["usage"]
-    if status == "incomplete":
-        return {**response, "incomplete_details": {"reason": draft.reason}}
     return response
 
 
-def _usage(draft: Draft) -> dict[str, Any] | None:
+def _usage(draft: Draft) -> Fields | None:
     if draft.usage_factor is None:
         return None
-    read = round(draft.input_tokens * draft.usage_factor)
     counted = count_text_tokens(draft.text) if draft.output_tokens is None else draft.output_tokens
-    written = round(counted * draft.usage_factor)
-    return {
-        "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + written,
-    }
+    return usage_object(round(draft.input_tokens * draft.usage_factor), round(counted * draft.usage_factor))
 
 
-def _response(
-    call: Call,
-    identity: Identity,
-    status: str,
-    *,
-    output: Sequence[Mapping[str, Any]] = (),
-    usage: Mapping[str, Any] | None = None,
-    error: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    settings = call.settings
-    return {
-        "id": identity.response,
-        "object": "response",
-        "created_at": identity.created_at,
-        "status": status,
-        "background": False,
-        "error": error,
-        "incomplete_details": None,
-        "instructions": settings.get("instructions"),
-        "max_output_tokens": settings.get("max_output_tokens"),
-        "metadata": settings.get("metadata") or {},
-        "model": call.model,
-        "output": list(output),
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
-        "store": False,
-        "temperature": settings.get("temperature", 1.0),
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
-        "top_p": settings.get("top_p", 1.0),
-        "truncation": "disabled",
-        "usage": usage,
-    }
+def _head(call: Call, identity: Identity) -> Head:
+    echoed = {name: call.settings[name] for name in _ECHOED if name in call.settings}
+    return Head(identity.response, identity.created_at, call.model, echoed)
+
+
+_ECHOED: Final = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p")

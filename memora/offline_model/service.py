@@ -25,7 +25,6 @@ from memora.offline_model.reply import (
     Draft,
     Identity,
     count_input_tokens,
-    encode_json,
     honest_draft,
     pieces_of,
     response_events,
@@ -33,6 +32,7 @@ from memora.offline_model.reply import (
 )
 from memora.offline_model.script import Record, Script
 from memora.offline_model.wire import HttpRequest
+from memora.responses_wire import encode_json
 
 LARGE_BODY_BYTES: Final = 20_000
 """Requests above this are worked on in a thread: the loop has other conversations to serve."""

@@ -45,16 +45,23 @@ class Picture:
 
 
 async def take_picture(
-    store: ConversationStore, settings: Settings, conversation_id: str, *, whole_tail: bool = False
+    store: ConversationStore,
+    settings: Settings,
+    conversation_id: str,
+    *,
+    whole_tail: bool = False,
+    most_newest: int = 0,
 ) -> Picture:
     """Look at a conversation; with `whole_tail` as far back as a context could reach, else only into the window.
+
+    `most_newest` messages of the history, summarized or not, are looked at too.
 
     Raises:
         ConversationNotFound, InvalidId, StoreError.
     """
     budget = settings.budget
     most = most_useful_messages(budget) if whole_tail else budget.max_recent_turns * MESSAGES_PER_TURN
-    inspection = await store.inspect(conversation_id, most)
+    inspection = await store.inspect(conversation_id, most, most_newest)
     conversation = inspection.conversation
     fitting = window_messages(conversation.tail, conversation.summary.text, settings.instructions_text, budget)
     # The window is what the last turn found it to be, or smaller if the summary has grown since: as a fold sees it.

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from memora.chat import TurnResult
-from memora.cli.picture import Picture
 from memora.core.conversation import Message
 from memora.core.window import Context, ContextTokens
+from memora.picture import Picture
 from memora.store import Fold, message_record
 
 Record = dict[str, Any]
