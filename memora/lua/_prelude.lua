@@ -36,9 +36,10 @@ end
 -- What is added to, and what is counted from: a script that met another value half-way would leave half a turn.
 local NUMBERS = {'message_count', 'summarized_message_count', 'version', 'expires_at', 'answer_input_tokens',
   'answer_output_tokens', 'fold_input_tokens', 'fold_output_tokens', 'fold_conflicts', 'fold_failures',
-  'fold_rejections'}
+  'fold_rejections', 'seen_summarized_message_count', 'seen_fold_tokens'}
 
--- The state of a conversation as {generation, message_count, summarized_message_count, version, expires_at};
+-- The state of a conversation as {generation, message_count, summarized_message_count, version, expires_at, numbers}, the
+-- last holding every one of NUMBERS by its name, 0 where there is none;
 -- nil if there is none; nil and an error if what is stored contradicts itself.
 local function read_state(history, summary)
   local problem = wrong_type(history, 'list') or wrong_type(summary, 'hash')
@@ -52,12 +53,14 @@ local function read_state(history, summary)
     return nil, nil
   end
   local found = redis.call('HMGET', summary, unpack(NUMBERS))
+  local numbers = {}
   for i, name in ipairs(NUMBERS) do
     local number = found[i] and whole_number(found[i])
     if (found[i] and not number) or (i <= 3 and not number) then
       return nil, damaged(summary, 'has no number in ' .. name)
     end
     found[i] = number
+    numbers[name] = number or 0
   end
   local count, folded, version, expires_at = found[1], found[2], found[3], found[4]
   if count ~= length then
@@ -68,7 +71,7 @@ local function read_state(history, summary)
   end
   return {
     generation = generation, message_count = count, summarized_message_count = folded, version = version,
-    expires_at = expires_at and digits(expires_at)
+    expires_at = expires_at and digits(expires_at), numbers = numbers
   }
 end
 

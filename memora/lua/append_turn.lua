@@ -20,7 +20,7 @@ local history, summary, folds, turns, context = KEYS[1], KEYS[2], KEYS[3], KEYS[
 local conversations, pending, queue, lock, events = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local id, turn_id, answered_in, new_generation = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local ttl_ms, window, grace_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local input_tokens, output_tokens, context_record = ARGV[8], ARGV[9], ARGV[10]
+local input_tokens, output_tokens, context_record = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
 local lock_token, owner, channel = ARGV[11], ARGV[12], ARGV[13]
 local FIRST_MESSAGE = 14
 
@@ -34,15 +34,17 @@ problem = wrong_type(folds, 'list') or wrong_type(turns, 'zset') or wrong_type(c
 if problem then return problem end
 if answered_in ~= '' and (not state or state.generation ~= answered_in) then return {-1} end
 
-local function figures(status, newly, spent)
-  local s = redis.call('HMGET', summary, 'message_count', 'summarized_message_count', 'version',
-    'answer_input_tokens', 'answer_output_tokens', 'fold_input_tokens', 'fold_output_tokens')
-  local count, folded = tonumber(s[1]), tonumber(s[2])
-  return {status, count, folded, tonumber(s[3]), math.max(0, count - window - folded), newly, spent,
-    tonumber(s[4]), tonumber(s[5]), tonumber(s[6]), tonumber(s[7])}
+local known = state and state.numbers or {}
+local function number(name) return known[name] or 0 end
+local folded = state and state.summarized_message_count or 0
+
+local function figures(status, count, newly, spent)
+  return {status, count, folded, state and state.version or 0, math.max(0, count - window - folded), newly, spent,
+    number('answer_input_tokens'), number('answer_output_tokens'), number('fold_input_tokens'),
+    number('fold_output_tokens')}
 end
 
-if redis.call('ZSCORE', turns, turn_id) then return figures(0, 0, 0) end
+if state and redis.call('ZSCORE', turns, turn_id) then return figures(0, state.message_count, 0, 0) end
 if lock_token ~= '' and redis.call('GET', lock) ~= lock_token then return {-2} end
 
 local now = now_ms()
@@ -52,21 +54,19 @@ local messages = {}
 for i = FIRST_MESSAGE, #ARGV do messages[#messages + 1] = string.sub(ARGV[i], 1, -2) .. at end
 local count = redis.call('RPUSH', history, unpack(messages))
 local generation = state and state.generation or new_generation
-local folded = state and state.summarized_message_count or 0
 if not state then
   redis.call('HSET', summary, 'summary', '', 'summarized_message_count', 0, 'version', 0, 'generation', generation,
     'summary_tokens', 0, 'created_at', digits(now), 'fold_input_tokens', 0, 'fold_output_tokens', 0)
   if owner ~= '' then redis.call('HSET', summary, 'owner', owner) end
 end
-redis.call('HSET', summary, 'message_count', count, 'updated_at', digits(now), 'window_messages', window)
-redis.call('HINCRBY', summary, 'answer_input_tokens', input_tokens)
-redis.call('HINCRBY', summary, 'answer_output_tokens', output_tokens)
-
 -- What the last turn had seen, so that this one can say what happened in between.
-local seen = redis.call('HMGET', summary, 'seen_summarized_message_count', 'seen_fold_tokens', 'fold_input_tokens',
-  'fold_output_tokens')
-local fold_tokens = (tonumber(seen[3]) or 0) + (tonumber(seen[4]) or 0)
-redis.call('HSET', summary, 'seen_summarized_message_count', folded, 'seen_fold_tokens', fold_tokens)
+local fold_tokens = number('fold_input_tokens') + number('fold_output_tokens')
+local newly, spent = folded - number('seen_summarized_message_count'), fold_tokens - number('seen_fold_tokens')
+known.answer_input_tokens = number('answer_input_tokens') + input_tokens
+known.answer_output_tokens = number('answer_output_tokens') + output_tokens
+redis.call('HSET', summary, 'message_count', count, 'updated_at', digits(now), 'window_messages', window,
+  'answer_input_tokens', digits(known.answer_input_tokens), 'answer_output_tokens', digits(known.answer_output_tokens),
+  'seen_summarized_message_count', folded, 'seen_fold_tokens', digits(fold_tokens))
 
 redis.call('ZADD', turns, count, turn_id)
 redis.call('ZREMRANGEBYRANK', turns, 0, -TURN_IDS_KEPT - 1)
@@ -91,4 +91,4 @@ if count - window - folded > 0 then
   redis.call('ZADD', pending, 'NX', digits(now + grace_ms), id)
   enqueue(queue, id, generation, folded)
 end
-return figures(1, folded - (tonumber(seen[1]) or 0), fold_tokens - (tonumber(seen[2]) or 0))
+return figures(1, count, newly, spent)
