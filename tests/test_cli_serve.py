@@ -16,6 +16,8 @@ import httpx2
 import pytest
 from command_line import CommandLine, wait_until
 
+from memora.embedded_redis import EmbeddedRedis
+
 
 class Running:
     """A command that runs, and what it has written so far."""
@@ -175,12 +177,15 @@ def test_a_child_that_dies_is_started_again(memora: CommandLine) -> None:
 
 
 def test_children_end_with_their_parent_however_it_ends(memora: CommandLine) -> None:
-    """`kill -9` of the parent leaves neither server nor worker behind."""
+    """`kill -9` of the parent leaves neither server nor worker behind; the next to come adopts the private Redis."""
     with running(memora, "up", "--port", "0") as up:
         up.see("everything runs")
         children = children_of(up.child.pid)
         up.child.kill()
         wait_until(lambda: not [pid for pid in children.values() if is_alive(pid)], lambda: up.output)
+    adopted = EmbeddedRedis(memora.home / "data").start()
+    assert not adopted.started
+    assert adopted.stop()
 
 
 def test_up_ends_when_a_child_cannot_live(memora: CommandLine) -> None:
