@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
-_INVALID: Final = "invalid_request_error"
+from memora.responses_wire import INVALID_REQUEST, error_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +21,13 @@ class Refusal:
     status: int
     code: str
     message: str
-    type: str = _INVALID
+    type: str = INVALID_REQUEST
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
     def body(self) -> bytes:
         """OpenAI's error body."""
-        error = {"message": self.message, "type": self.type, "param": None, "code": self.code}
-        return json.dumps({"error": error}).encode()
+        return json.dumps(error_body(self.message, kind=self.type, code=self.code)).encode()
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it, as an ASGI application does. What is left of the request's body is not read."""
