@@ -3,8 +3,8 @@
 Owns the wire of the Responses API as Memora needs it, and the one place where the client's errors become ours. Must not
 know what a conversation or a summary is. Calls are stateless and never stored by the provider (`store: false`).
 
-The client's typed parameters and stream events cost three quarters of a turn's CPU, so the input goes through
-`extra_body`, and the few stream events that matter are read from the bytes.
+The client's typed parameters and stream events cost three quarters of a turn's CPU, so the body is posted as it is, the
+few stream events that matter are read from the bytes, and the connections are those of its aiohttp transport.
 """
 
 from __future__ import annotations
@@ -37,10 +37,15 @@ Emit = Callable[[str], Awaitable[None]]
 """Receives the pieces of an answer as they arrive."""
 
 _MAX_CONNECTIONS: Final = 1_000
+_KEEP_ALIVE_SECONDS: Final = 5.0
 _MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 """No text reply is this large; a broken endpoint may be."""
 
 _COUNT_TIMEOUT_SECONDS: Final = 5.0
+_LAST_BYTES_SECONDS: Final = 0.5
+"""How long the end of a stream may take after its last event; a connection is used again only if it has ended."""
+
+_EVENT_STREAM: Final = {"accept": "text/event-stream"}
 _NO_PARAMETERS: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -69,12 +74,12 @@ class ModelClient:
         api_key = api_key.strip()
         if not (api_key.isascii() and api_key.isprintable()):
             raise SettingsError("OPENAI_API_KEY holds characters that no key has (not shown): copy it again")
-        limits = httpx2.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=100)
+        limits = httpx2.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=_KEEP_ALIVE_SECONDS)
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
             base_url=base_url,
             max_retries=max_retries,
-            http_client=openai.DefaultAsyncHttpxClient(limits=limits),
+            http_client=openai.DefaultAioHttpClient(limits=limits),
         )
         self._counts_tokens = True
 
@@ -104,21 +109,24 @@ class ModelClient:
         """
         reader = _StreamReader()
         with _model_errors(), anyio.fail_after(timeout_seconds):
-            async with (
-                self._client.responses.with_streaming_response.create(
-                    model=model,
-                    stream=True,
-                    store=False,
-                    extra_body=_body(request, parameters),
-                    timeout=timeout_seconds,
-                ) as response,
-                aclosing(response.http_response.aiter_bytes()) as chunks,
-            ):
+            body = {**_body(request, parameters), "model": model, "store": False, "stream": True}
+            stream = await self._client.post(
+                "/responses",
+                cast_to=object,
+                body=body,
+                options={"timeout": timeout_seconds, "headers": _EVENT_STREAM},
+                stream=True,
+                stream_cls=openai.AsyncStream[object],
+            )
+            async with stream, aclosing(stream.response.aiter_bytes()) as chunks:
                 async for chunk in chunks:
                     for piece in reader.read(chunk):
                         await emit(piece)
                     if reader.finished:
                         break
+                with anyio.move_on_after(_LAST_BYTES_SECONDS):
+                    async for _ in chunks:
+                        pass
         return _checked_length(reader.reply(), parameters)
 
     async def complete(self, request: ModelRequest, *, model: str, timeout_seconds: float) -> ModelReply:
@@ -274,7 +282,7 @@ def _checked_length(reply: ModelReply, parameters: Mapping[str, object]) -> Mode
 
 def _json_object(data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data)
+        value = json.loads(data.decode())
     except (ValueError, RecursionError):
         raise OutputUnusable("the model's endpoint does not answer in JSON: check OPENAI_BASE_URL") from None
     if not isinstance(value, dict):
@@ -326,10 +334,16 @@ def _model_errors() -> Iterator[None]:
         yield
     except openai.APIStatusError as error:
         raise _status_error(error) from error
-    except (openai.APITimeoutError, TimeoutError) as error:
-        raise ModelTimeout("the model did not finish in time: try again, or raise the timeout") from error
-    except (openai.APIError, httpx2.HTTPError, httpx2.StreamError) as error:
+    except (openai.APIError, httpx2.HTTPError, httpx2.StreamError, TimeoutError) as error:
+        if _is_timeout(error):
+            raise ModelTimeout("the model did not finish in time: try again, or raise the timeout") from error
         raise ModelUnavailable("the model's endpoint cannot be reached or broke off: check OPENAI_BASE_URL") from error
+
+
+def _is_timeout(error: Exception) -> bool:
+    """Whether the endpoint was too slow; the transport says that of a connection that was closed too early, too."""
+    cause = error.__cause__ if isinstance(error, openai.APITimeoutError) else error
+    return isinstance(cause, (TimeoutError, httpx2.TimeoutException)) and not isinstance(cause, httpx2.ConnectTimeout)
 
 
 def _status_error(error: openai.APIStatusError) -> ModelError | ContextLengthExceeded:

@@ -93,13 +93,13 @@ def _options(turn: TurnRequest) -> TurnOptions:
     )
 
 
-def api_of(request: Request) -> Api:
+async def api_of(request: Request) -> Api:
     """The services of the app that serves this request."""
     api: Api = request.app.state.api
     return api
 
 
-def owner_of(request: Request) -> str:
+async def owner_of(request: Request) -> str:
     """Whose request this is; the access rules have found out."""
     owner: str = request.state.owner
     return owner

@@ -6,7 +6,6 @@ answered or kept.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -19,18 +18,17 @@ from memora.core.window import ContextTokens
 from memora.errors import ConversationNotFound, InvalidId
 from memora.records import tokens_record
 from memora.responses_wire import (
+    EventWriter,
     Fields,
     Head,
     Unnumbered,
     ended,
     item_done,
     message_item,
-    numbered,
     output_text,
     response_object,
     starting_events,
     text_added,
-    text_delta,
     text_done,
     usage_object,
 )
@@ -238,34 +236,27 @@ def _written_answer(question: Question, answer: Answer) -> Written:
 
 
 async def _events(question: Question, turn: RunningTurn, request_id: str) -> AsyncIterator[bytes]:
-    numbers = itertools.count()
+    events = EventWriter()
     with turn:
-        async for event in _unnumbered(question, turn, request_id):
-            yield numbered(next(numbers), event).encode()
-
-
-async def _unnumbered(question: Question, turn: RunningTurn, request_id: str) -> AsyncIterator[Unnumbered]:
-    if turn.started is None:  # it was there already
-        answer = answer_of(await turn.finish(), None)
-        written = _written_answer(question, answer)
-        for event in (*_start(written, answer.news), text_delta(written.item_id, answer.text)):
-            yield event
-    else:
-        written = _written_start(question, turn.started)
-        for event in _start(written, news_before(turn.started.context)):
-            yield event
-        if question.wants_news:
-            yield _news_event(turn.started)
-        try:
-            async for piece in turn.pieces():
-                yield text_delta(written.item_id, piece)
-        except Exception as error:  # noqa: BLE001  # whatever ended the answer, the client has to be told
-            for event in _failed(written, error, news_before(turn.started.context), request_id):
-                yield event
-            return
-        answer = answer_of(await turn.finish(), turn.started)
-    for event in _end(written, answer):
-        yield event
+        if turn.started is None:  # it was there already
+            answer = answer_of(await turn.finish(), None)
+            written = _written_answer(question, answer)
+            yield b"".join(map(events.write, _start(written, answer.news)))
+            yield events.write_piece(written.item_id, answer.text)
+        else:
+            written = _written_start(question, turn.started)
+            news = news_before(turn.started.context)
+            yield b"".join(map(events.write, _start(written, news)))
+            if question.wants_news:
+                yield events.write(_news_event(turn.started))
+            try:
+                async for piece in turn.pieces():
+                    yield events.write_piece(written.item_id, piece)
+            except Exception as error:  # noqa: BLE001  # whatever ended the answer, the client has to be told
+                yield b"".join(map(events.write, _failed(written, error, news, request_id)))
+                return
+            answer = answer_of(await turn.finish(), turn.started)
+        yield b"".join(map(events.write, _end(written, answer)))
 
 
 def _written_start(question: Question, started: Started) -> Written:

@@ -68,7 +68,7 @@ class WebServer:
             uvicorn.Config(
                 app,
                 lifespan="on",
-                http="h11",
+                http="httptools",
                 ws="none",
                 log_config=None,
                 access_log=False,

@@ -9,13 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 import anyio
 from anyio.abc import TaskGroup
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from memora.chat import TurnResult
 from memora.conversations import Answered, OnStart, Replayed, Started
@@ -37,23 +35,20 @@ OnTurnFailed = Callable[[str], None]
 """Is told the code of the error of a turn that came to nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    error: Exception
-
-
-_News = Started | str | Answered | Replayed | _Failed
-"""What a turn sends: that it has started, pieces of its answer, how it ended."""
-
-
 class RunningTurn:
-    """The reading end of one turn. The turn goes on when nobody reads."""
+    """One turn: the task that answers it writes, the request that asked for it reads. It goes on when nobody reads.
 
-    def __init__(self, news: MemoryObjectReceiveStream[_News]) -> None:
-        self._news = news
-        self._ahead: list[_News] = []
+    Pieces that were not read yet wait in memory as one text, so that a slow reader costs no more than its answer.
+    """
+
+    def __init__(self) -> None:
         self.started: Started | None = None
         self.outcome: Outcome | None = None
+        self._pieces: list[str] = []
+        self._error: Exception | None = None
+        self._is_over = False
+        self._is_read = True
+        self._news: anyio.Event | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +60,8 @@ class RunningTurn:
 
     def close(self) -> None:
         """Read no further."""
-        self._news.close()
+        self._is_read = False
+        self._pieces.clear()
 
     async def begin(self) -> None:
         """Wait for the first piece, or for the end if it comes before; not for ever once the turn has started.
@@ -73,29 +69,30 @@ class RunningTurn:
         Raises:
             MemoraError: the turn failed.
         """
-        await self._look_ahead()
-        if self.started and not self._ahead:
-            with anyio.move_on_after(FIRST_PIECE_SECONDS):
-                await self._look_ahead()
-        if self._ahead and isinstance(failed := self._ahead[0], _Failed):
-            raise failed.error
+        while not (self.started or self._is_over):
+            await self._wait()
+        with anyio.move_on_after(FIRST_PIECE_SECONDS):
+            while not (self._pieces or self._is_over):
+                await self._wait()
+        if self._is_over and not self._pieces:
+            self._check()
 
     async def pieces(self) -> AsyncIterator[str]:
-        """The pieces of the answer; then `outcome` is there.
+        """The answer as it comes, all that has arrived at a time; then `outcome` is there.
 
         Raises:
             MemoraError: the turn failed.
         """
-        while self.outcome is None:
-            news = self._ahead.pop() if self._ahead else await self._next()
-            if isinstance(news, str):
-                yield news
-            elif isinstance(news, Started):
-                self.started = news
-            elif isinstance(news, _Failed):
-                raise news.error
+        while True:
+            if self._pieces:
+                piece = "".join(self._pieces)
+                self._pieces.clear()
+                yield piece
+            elif self._is_over:
+                self._check()
+                return
             else:
-                self.outcome = news
+                await self._wait()
 
     async def finish(self) -> Outcome:
         """Wait for the end.
@@ -103,24 +100,43 @@ class RunningTurn:
         Raises:
             MemoraError: the turn failed.
         """
-        async for _ in self.pieces():
-            pass
-        assert self.outcome  # noqa: S101  # pieces end with it
+        while not self._is_over:
+            await self._wait()
+        self._check()
+        assert self.outcome  # noqa: S101  # it is over, and it did not fail
         return self.outcome
 
-    async def _look_ahead(self) -> None:
-        news = await self._next()
-        if isinstance(news, Started):
-            self.started = news
-        else:
-            self._ahead.append(news)
+    def start(self, started: Started) -> None:
+        """Write that the answer is about to be asked for."""
+        self.started = started
+        self._tell()
 
-    async def _next(self) -> _News:
-        try:
-            return await self._news.receive()
-        except anyio.EndOfStream:
+    def write(self, piece: str) -> None:
+        """Write a piece of the answer."""
+        if self._is_read:
+            self._pieces.append(piece)
+            self._tell()
+
+    def end(self, outcome: Outcome | None, error: Exception | None = None) -> None:
+        """Write how it ended: one of the two, or neither if it was cut off."""
+        self.outcome, self._error, self._is_over = outcome, error, True
+        self._tell()
+
+    def _check(self) -> None:
+        if self._error:
+            raise self._error
+        if not self.outcome:
             what = "The server is stopping, and the turn was not finished: send it again."
-            raise Refused(Told(503, what, SERVER_ERROR, "server_stopping")) from None
+            raise Refused(Told(503, what, SERVER_ERROR, "server_stopping"))
+
+    async def _wait(self) -> None:
+        self._news = anyio.Event()
+        await self._news.wait()
+
+    def _tell(self) -> None:
+        if self._news:
+            self._news.set()
+            self._news = None
 
 
 class Turns:
@@ -148,42 +164,37 @@ class Turns:
         """
         if self._tasks is None:
             raise RuntimeError("turns are answered only while the server runs")
-        send, receive = anyio.create_memory_object_stream[_News](float("inf"))
-        self._tasks.start_soon(self._answer, work, send, request_id)
-        return RunningTurn(receive)
+        turn = RunningTurn()
+        self._tasks.start_soon(self._answer, work, turn, request_id)
+        return turn
 
-    async def _answer(self, work: Work, send: MemoryObjectSendStream[_News], request_id: str) -> None:
+    async def _answer(self, work: Work, turn: RunningTurn, request_id: str) -> None:
         began = time.monotonic()
         first: float | None = None
+        outcome: Outcome | None = None
+        failed: Exception | None = None
 
         async def emit(piece: str) -> None:
             nonlocal first
             first = time.monotonic() - began if first is None else first
-            _tell(send, piece)
+            turn.write(piece)
 
         async def start(started: Started) -> None:
-            _tell(send, started)
+            turn.start(started)
 
-        with send:
-            try:
-                outcome = await work(emit, start)
-                if isinstance(outcome, Answered):
-                    self.on_turn(outcome.result, first, time.monotonic() - began)
-                _tell(send, outcome)
-            except MemoraError as error:
-                self.on_turn_failed(error.code)
-                _tell(send, _Failed(error))
-            except Exception as error:  # noqa: BLE001  # one turn's bug must not end the others
-                log_unexpected(error, request_id)
-                self.on_turn_failed(MemoraError.code)
-                _tell(send, _Failed(error))
-
-
-def _tell(send: MemoryObjectSendStream[_News], news: _News) -> None:
-    try:
-        send.send_nowait(news)
-    except anyio.BrokenResourceError:
-        return  # nobody reads any more; the turn goes on
+        try:
+            outcome = await work(emit, start)
+            if isinstance(outcome, Answered):
+                self.on_turn(outcome.result, first, time.monotonic() - began)
+        except MemoraError as error:
+            self.on_turn_failed(error.code)
+            failed = error
+        except Exception as error:  # noqa: BLE001  # one turn's bug must not end the others
+            log_unexpected(error, request_id)
+            self.on_turn_failed(MemoraError.code)
+            failed = error
+        finally:
+            turn.end(outcome, failed)
 
 
 def _ignore(*_: object) -> None:
