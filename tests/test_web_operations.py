@@ -296,6 +296,18 @@ async def test_metrics_count_turns_and_tell_the_lag(server: Serving) -> None:
     assert made.id not in page
 
 
+async def test_what_memory_took_is_told(server: Serving) -> None:
+    """An answer says in `Server-Timing` how long memory took before the model was asked, plain or streaming."""
+    async with server.http() as client:
+        for stream in (False, True):
+            reply = await client.post("/responses", json=turn_body("A sentence.", stream=stream))
+            told = re.fullmatch(r"memory;dur=(\d+\.\d\d)", reply.headers["server-timing"])
+            assert told
+            assert 0 < float(told[1]) < 20_000
+        page = (await client.get(f"{server.root}/metrics")).text
+    assert "memora_memory_seconds_count 2.0" in page
+
+
 async def test_metrics_count_folds_by_what_they_came_to(server: Serving, redis: ArqRedis) -> None:
     """The worker is another process; its folds are counted as the events tell of them."""
     async with server.client() as client, httpx2.AsyncClient(base_url=server.root) as http:

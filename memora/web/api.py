@@ -22,7 +22,7 @@ from memora.core.window import Context
 from memora.llm import Emit
 from memora.web.body import fingerprint
 from memora.web.errors import invalid
-from memora.web.turns import Outcome, RunningTurn, Turns
+from memora.web.turns import Outcome, RunningTurn, Turns, TurnTimes
 
 OWN_MODEL: Final = "memora"
 """The name under which clients know the configured model."""
@@ -191,9 +191,14 @@ def as_headers(news: Mapping[str, str]) -> dict[str, str]:
     return {f"x-{name.replace('_', '-')}": value for name, value in news.items()}
 
 
-def answer_headers(answer: Answer) -> dict[str, str]:
+def answer_headers(answer: Answer, times: TurnTimes) -> dict[str, str]:
     """What the headers of a plain reply say."""
-    return as_headers(answer.news) | (REPLAYED if answer.is_replay else {})
+    return as_headers(answer.news) | (REPLAYED if answer.is_replay else {}) | timing(times)
+
+
+def timing(times: TurnTimes) -> dict[str, str]:
+    """What memory took, in ms, in the header that browsers and proxies know for that."""
+    return {} if times.memory is None else {"server-timing": f"memory;dur={times.memory * 1e3:.2f}"}
 
 
 def answer_of(outcome: Outcome, started: Started | None) -> Answer:

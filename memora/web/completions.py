@@ -75,7 +75,7 @@ async def create_completion(body: CompletionRequest, request: Request, api: ApiO
         return TurnStream(await begun(turn), chunks)
     with turn:
         answer = answer_of(await turn.finish(), turn.started)
-    return JSONResponse(_completion(asked, answer), headers=answer_headers(answer))
+    return JSONResponse(_completion(asked, answer), headers=answer_headers(answer, turn.times))
 
 
 async def _turn(body: CompletionRequest, request: Request, api: ApiOf, owner: str) -> TurnRequest:

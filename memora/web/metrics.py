@@ -7,6 +7,7 @@ the hints that reach this server: every server behind one Redis counts them all,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import anyio
@@ -19,8 +20,10 @@ from memora import __version__
 from memora.chat import TurnResult
 from memora.errors import StoreError
 from memora.storage import Hint, Storage
+from memora.web.turns import TurnTimes
 
 _SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120)
+_SHORT: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, *_SECONDS)
 _SCRAPE_SECONDS: Final = 1.5
 _LOOKED_INTO: Final = 500
 """Waiting conversations that a scrape adds up; their number is exact whatever it is."""
@@ -40,12 +43,14 @@ class Metrics:
         self._make_fold_figures()
         self._make_request_figures()
 
-    def turn(self, result: TurnResult, first_token_seconds: float | None, turn_seconds: float) -> None:
+    def turn(self, result: TurnResult, times: TurnTimes) -> None:
         """Count a turn that was answered."""
         self._turns.labels("incomplete" if result.incomplete else "completed").inc()
-        if first_token_seconds is not None:
-            self._first_token.observe(first_token_seconds)
-        self._turn_seconds.observe(turn_seconds)
+        if times.memory is not None:
+            self._memory.observe(times.memory)
+        if times.first_piece is not None:
+            self._first_token.observe(times.first_piece)
+        self._turn_seconds.observe(times.whole)
         tokens = result.context.tokens
         for part in ("instructions", "summary", "tail", "message"):
             self._input_tokens.labels(part).inc(getattr(tokens, part))
@@ -95,6 +100,7 @@ class Metrics:
             "turns", "Turns by outcome: completed, incomplete, or the code of an error", "outcome"
         )
         self._first_token = self._histogram("time_to_first_token_seconds", "From the request to the first piece")
+        self._memory = self._histogram("memory_seconds", "From the request to the question to the model", _SHORT)
         self._turn_seconds = self._histogram("turn_seconds", "From the request to the stored turn")
         self._input_tokens = self._counter("input_tokens", "Tokens sent for answers, by part of the context", "part")
         self._output_tokens = self._counter("output_tokens", "Tokens of answers")
@@ -118,7 +124,8 @@ class Metrics:
 
     def _make_request_figures(self) -> None:
         self._requests = self._counter("http_requests", "Requests", "method", "route", "status")
-        self._request_seconds = self._histogram("http_request_seconds", "From request to the end of the reply", "route")
+        to_the_end = "From request to the end of the reply"
+        self._request_seconds = self._histogram("http_request_seconds", to_the_end, labels=("route",))
         self.in_flight = self._gauge("http_requests_in_flight", "Requests that are being answered")
         self.event_streams = self._gauge("event_streams", "Open event streams")
         self._gauge("build_info", "What runs here", "version").labels(__version__).set(1)
@@ -129,5 +136,7 @@ class Metrics:
     def _gauge(self, name: str, explanation: str, *labels: str) -> Gauge:
         return Gauge(f"memora_{name}", explanation, labels, registry=self.registry)
 
-    def _histogram(self, name: str, explanation: str, *labels: str) -> Histogram:
-        return Histogram(f"memora_{name}", explanation, labels, buckets=_SECONDS, registry=self.registry)
+    def _histogram(
+        self, name: str, explanation: str, buckets: Sequence[float] = _SECONDS, labels: Sequence[str] = ()
+    ) -> Histogram:
+        return Histogram(f"memora_{name}", explanation, labels, buckets=buckets, registry=self.registry)

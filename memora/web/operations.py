@@ -25,6 +25,7 @@ from memora.web.limits import BodyLimiter, RateLimiter, TurnLimiter
 from memora.web.logs import RequestLog, note_turn
 from memora.web.metrics import Metrics
 from memora.web.page import Page
+from memora.web.turns import TurnTimes
 
 _REFUSALS: Final = {
     "401": "The API key is missing or wrong",
@@ -52,9 +53,9 @@ class Operations:
         self.health.is_stopping = True
         self.hub.close()
 
-    def turn(self, result: TurnResult, first_token_seconds: float | None, turn_seconds: float) -> None:
+    def turn(self, result: TurnResult, times: TurnTimes) -> None:
         """A turn was answered: count it, and add its figures to the log line of its request."""
-        self.metrics.turn(result, first_token_seconds, turn_seconds)
+        self.metrics.turn(result, times)
         note_turn(result)
 
 

@@ -114,7 +114,7 @@ async def create_response(body: ResponseRequest, request: Request, api: ApiOf, o
     with turn:
         answer = answer_of(await turn.finish(), turn.started)
     written = _written_answer(question, answer)
-    return JSONResponse(written.final(answer), headers=answer_headers(answer))
+    return JSONResponse(written.final(answer), headers=answer_headers(answer, turn.times))
 
 
 @router.post("/input_tokens", operation_id="countInputTokens", responses=TURN_ERRORS)

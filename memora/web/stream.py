@@ -12,7 +12,7 @@ from typing import Final
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from memora.web.api import REPLAYED, as_headers, news_before
+from memora.web.api import REPLAYED, as_headers, news_before, timing
 from memora.web.errors import Told, log_unexpected, told_of
 from memora.web.turns import RunningTurn
 
@@ -26,7 +26,7 @@ class TurnStream(StreamingResponse):
 
     def __init__(self, turn: RunningTurn, events: AsyncIterator[bytes]) -> None:
         news = as_headers(news_before(turn.started.context)) if turn.started else REPLAYED
-        super().__init__(events, media_type=EVENT_STREAM, headers={**_HEADERS, **news})
+        super().__init__(events, media_type=EVENT_STREAM, headers={**_HEADERS, **news, **timing(turn.times)})
         self._turn = turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -29,10 +30,22 @@ FIRST_PIECE_SECONDS: Final = 10.0
 
 Outcome = Answered | Replayed
 Work = Callable[[Emit, OnStart], Awaitable[Outcome]]
-OnTurn = Callable[[TurnResult, float | None, float], None]
-"""Is told of each answered turn, the seconds to its first piece, and its seconds in all."""
+OnTurn = Callable[[TurnResult, "TurnTimes"], None]
+"""Is told of each answered turn and how long it took."""
 OnTurnFailed = Callable[[str], None]
 """Is told the code of the error of a turn that came to nothing."""
+
+
+@dataclass(slots=True)
+class TurnTimes:
+    """Seconds of one turn since it was asked for: until the model was asked, to the first piece, and in all.
+
+    The first is what memory costs: waiting for the conversation, loading it, and selecting the context.
+    """
+
+    memory: float | None = None
+    first_piece: float | None = None
+    whole: float = 0.0
 
 
 class RunningTurn:
@@ -44,6 +57,8 @@ class RunningTurn:
     def __init__(self) -> None:
         self.started: Started | None = None
         self.outcome: Outcome | None = None
+        self.times = TurnTimes()
+        self._began = time.monotonic()
         self._pieces: list[str] = []
         self._error: Exception | None = None
         self._is_over = False
@@ -109,10 +124,13 @@ class RunningTurn:
     def start(self, started: Started) -> None:
         """Write that the answer is about to be asked for."""
         self.started = started
+        self.times.memory = self._seconds
         self._tell()
 
     def write(self, piece: str) -> None:
         """Write a piece of the answer."""
+        if self.times.first_piece is None:
+            self.times.first_piece = self._seconds
         if self._is_read:
             self._pieces.append(piece)
             self._tell()
@@ -120,7 +138,12 @@ class RunningTurn:
     def end(self, outcome: Outcome | None, error: Exception | None = None) -> None:
         """Write how it ended: one of the two, or neither if it was cut off."""
         self.outcome, self._error, self._is_over = outcome, error, True
+        self.times.whole = self._seconds
         self._tell()
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
 
     def _check(self) -> None:
         if self._error:
@@ -169,14 +192,10 @@ class Turns:
         return turn
 
     async def _answer(self, work: Work, turn: RunningTurn, request_id: str) -> None:
-        began = time.monotonic()
-        first: float | None = None
         outcome: Outcome | None = None
         failed: Exception | None = None
 
         async def emit(piece: str) -> None:
-            nonlocal first
-            first = time.monotonic() - began if first is None else first
             turn.write(piece)
 
         async def start(started: Started) -> None:
@@ -184,8 +203,6 @@ class Turns:
 
         try:
             outcome = await work(emit, start)
-            if isinstance(outcome, Answered):
-                self.on_turn(outcome.result, first, time.monotonic() - began)
         except MemoraError as error:
             self.on_turn_failed(error.code)
             failed = error
@@ -195,6 +212,8 @@ class Turns:
             failed = error
         finally:
             turn.end(outcome, failed)
+        if isinstance(outcome, Answered):
+            self.on_turn(outcome.result, turn.times)
 
 
 def _ignore(*_: object) -> None:
