@@ -26,7 +26,7 @@ def create_app(memora: Memora) -> FastAPI:
     Raises:
         SettingsError: the settings would let strangers in.
     """
-    turns = Turns()
+    turns = Turns(memora.settings.shutdown_grace_seconds)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -46,6 +46,7 @@ def create_app(memora: Memora) -> FastAPI:
     install_error_handlers(app)
     for module in (responses, memory, conversations, completions, models):
         app.include_router(module.router)
+    app.state.turns = turns
     install(app, memora)
     turns.on_turn, turns.on_turn_failed = app.state.on_turn, app.state.on_turn_failed
     return app

@@ -18,14 +18,18 @@ from fastapi import FastAPI
 
 from memora.errors import AddressUnavailable, MemoraError
 from memora.web.operations import Operations
+from memora.web.turns import Turns
 
 _BACKLOG: Final = 2_048
 _KEEP_ALIVE_SECONDS: Final = 65
 """A little longer than the minute of usual proxies, so that it is they who close."""
 
 _MOST_HEADER_BYTES: Final = 65_536
-_LAST_SECONDS: Final = 5.0
-"""For what is left to store when answers were cut off, and for closing."""
+_TELL_SECONDS: Final = 3
+"""When the grace is over, answers are cut off, and their clients have so long to be told."""
+
+_LAST_SECONDS: Final = 2.0
+"""Beyond that, for closing."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -61,6 +65,7 @@ class WebServer:
 
     def __init__(self, app: FastAPI, listening: socket.socket, grace_seconds: float) -> None:
         self._operations: Operations = app.state.operations
+        self._turns: Turns = app.state.turns
         self._listening = listening
         self._grace_seconds = grace_seconds
         self._stopping = anyio.Event()
@@ -75,7 +80,7 @@ class WebServer:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=math.ceil(grace_seconds),
+                timeout_graceful_shutdown=math.ceil(grace_seconds) + _TELL_SECONDS,
                 h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
             )
         )
@@ -106,12 +111,13 @@ class WebServer:
     def stop(self) -> None:
         """Take no more connections, end event streams, let answers finish."""
         self._operations.stop()
+        self._turns.stop()
         self._server.should_exit = True
         self._stopping.set()
 
     async def _give_up(self, serving: anyio.CancelScope) -> None:
         await self._stopping.wait()
-        await anyio.sleep(math.ceil(self._grace_seconds) + _LAST_SECONDS)
+        await anyio.sleep(math.ceil(self._grace_seconds) + _TELL_SECONDS + _LAST_SECONDS)
         serving.cancel()
 
 

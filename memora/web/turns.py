@@ -22,9 +22,6 @@ from memora.errors import MemoraError
 from memora.llm import Emit
 from memora.web.errors import SERVER_ERROR, Refused, Told, log_unexpected
 
-DRAIN_SECONDS: Final = 20.0
-"""How long a server that stops waits for the turns that are being answered."""
-
 FIRST_PIECE_SECONDS: Final = 10.0
 """How long a stream holds its head back: an error before the first piece is then a status that a client can retry."""
 
@@ -149,8 +146,7 @@ class RunningTurn:
         if self._error:
             raise self._error
         if not self.outcome:
-            what = "The server is stopping, and the turn was not finished: send it again."
-            raise Refused(Told(503, what, SERVER_ERROR, "server_stopping"))
+            raise _stopping("The server is stopping, and the turn was not finished: send it again.")
 
     async def _wait(self) -> None:
         self._news = anyio.Event()
@@ -163,10 +159,12 @@ class RunningTurn:
 
 
 class Turns:
-    """The turns that are being answered."""
+    """The turns that are being answered, and the seconds they have to end once the server stops."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_seconds: float) -> None:
+        self._grace_seconds = grace_seconds
         self._tasks: TaskGroup | None = None
+        self._is_stopping = False
         self.on_turn: OnTurn = _ignore
         self.on_turn_failed: OnTurnFailed = _ignore
 
@@ -176,15 +174,23 @@ class Turns:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             yield
-            self._tasks = None
-            tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
+            self.stop()
+
+    def stop(self) -> None:
+        """Take no more turns, and cut off what still runs when the grace is over."""
+        if self._tasks and not self._is_stopping:
+            self._tasks.cancel_scope.deadline = anyio.current_time() + self._grace_seconds
+        self._is_stopping = True
 
     def start(self, work: Work, request_id: str) -> RunningTurn:
         """Answer a turn in a task of its own.
 
         Raises:
+            Refused: the server is stopping.
             RuntimeError: the server is not running.
         """
+        if self._is_stopping:
+            raise _stopping("The server is stopping: send the turn again, to the one that takes its place.")
         if self._tasks is None:
             raise RuntimeError("turns are answered only while the server runs")
         turn = RunningTurn()
@@ -214,6 +220,10 @@ class Turns:
             turn.end(outcome, failed)
         if isinstance(outcome, Answered):
             self.on_turn(outcome.result, turn.times)
+
+
+def _stopping(what: str) -> Refused:
+    return Refused(Told(503, what, SERVER_ERROR, "server_stopping"))
 
 
 def _ignore(*_: object) -> None:

@@ -1,0 +1,111 @@
+"""What becomes of running answers when the server is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import httpx2
+import openai
+import pytest
+from arq.connections import ArqRedis
+from polling import eventually
+from serving import ask, ask_streaming, failure_of_stream
+from talk import model_waits
+from test_serve_process import ServerProcess, server_process, turns_of
+
+from memora.offline_model import OfflineModel
+from memora.settings import Settings
+
+TEXT = "I live in Taipei, and my cat is called Ann."
+
+
+async def refuses(server: ServerProcess) -> bool:
+    """Whether nobody listens any more."""
+    try:
+        async with httpx2.AsyncClient(trust_env=False) as http:
+            await http.get(f"{server.root}/livez")
+    except httpx2.ConnectError:
+        return True
+    return False
+
+
+async def ended(server: ServerProcess) -> int:
+    """Wait for the end; the exit code."""
+    return await asyncio.to_thread(server.process.wait, 20)
+
+
+@pytest.mark.usefixtures("redis")
+async def test_running_answers_finish_before_the_server_does(
+    settings: Settings, redis: ArqRedis, offline: OfflineModel
+) -> None:
+    """SIGTERM in the middle of a plain and a streaming answer: no new connection is taken, both come whole."""
+    async with server_process(settings, offline) as server, server.client() as client:
+        one, other = [(await client.conversations.create()).id for _ in range(2)]
+        offline.hold("answer")
+        asking = [
+            asyncio.create_task(ask(client, TEXT, one)),
+            asyncio.create_task(ask_streaming(client, TEXT, other)),
+        ]
+        await model_waits(offline, requests=2)
+        server.process.send_signal(signal.SIGTERM)
+        await eventually(lambda: refuses(server))
+        offline.release()
+        answers = await asyncio.gather(*asking)
+        assert await ended(server) == 0
+    assert await turns_of(redis, one) == [TEXT, answers[0]]
+    assert await turns_of(redis, other) == [TEXT, answers[1]]
+
+
+@pytest.mark.usefixtures("redis")
+async def test_an_answer_that_outlives_the_grace_is_cut_off_and_says_so(
+    settings: Settings, redis: ArqRedis, offline: OfflineModel
+) -> None:
+    """`server_stopping`, in the middle of a stream too; nothing of the turn is stored, and the conversation is free."""
+    async with (
+        server_process(settings, offline, MEMORA_SHUTDOWN_GRACE_SECONDS="1") as server,
+        server.client() as client,
+    ):
+        one, other = [(await client.conversations.create()).id for _ in range(2)]
+        offline.add_fault({"kind": "drip"}, match="answer")
+        asking = asyncio.create_task(ask(client, TEXT, one))
+        streaming = asyncio.create_task(failure_of_stream(client, TEXT, other))
+        await eventually(lambda: _locked(redis, one, other))
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.InternalServerError) as failure:
+            await asking
+        assert (failure.value.status_code, failure.value.code) == (503, "server_stopping")
+        assert await streaming == "server_stopping"
+        assert await ended(server) == 0
+        assert "Traceback" not in server.output
+    for conversation in (one, other):
+        assert await turns_of(redis, conversation) == []
+        assert not await redis.exists(f"memora:{{0}}:{conversation}:lock")
+
+
+@pytest.mark.usefixtures("redis")
+async def test_a_second_signal_ends_at_once(settings: Settings, redis: ArqRedis, offline: OfflineModel) -> None:
+    """With an answer that hangs and a grace of a minute, it is over in moments, and nothing is half stored."""
+    async with (
+        server_process(settings, offline, MEMORA_SHUTDOWN_GRACE_SECONDS="60") as server,
+        server.client() as client,
+    ):
+        conversation = (await client.conversations.create()).id
+        offline.hold("answer")
+        asking = asyncio.create_task(ask(client, TEXT, conversation))
+        await model_waits(offline)
+        server.process.send_signal(signal.SIGTERM)
+        await eventually(lambda: refuses(server))
+        server.process.send_signal(signal.SIGTERM)
+        assert await ended(server) != 0
+        with pytest.raises(openai.APIError):
+            await asking
+        offline.release()
+    assert await turns_of(redis, conversation) == []
+
+
+async def _locked(redis: ArqRedis, *conversations: str) -> bool:
+    return bool(
+        await redis.exists(*(f"memora:{{0}}:{conversation}:lock" for conversation in conversations))
+        == len(conversations)
+    )
