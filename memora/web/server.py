@@ -18,13 +18,13 @@ from fastapi import FastAPI
 
 from memora.errors import AddressUnavailable, MemoraError
 from memora.web.operations import Operations
+from memora.web.protocol import Protocol
 from memora.web.turns import Turns
 
 _BACKLOG: Final = 2_048
 _KEEP_ALIVE_SECONDS: Final = 65
 """A little longer than the minute of usual proxies, so that it is they who close."""
 
-_MOST_HEADER_BYTES: Final = 65_536
 _TELL_SECONDS: Final = 3
 """When the grace is over, answers are cut off, and their clients have so long to be told."""
 
@@ -73,7 +73,7 @@ class WebServer:
             uvicorn.Config(
                 app,
                 lifespan="on",
-                http="httptools",
+                http=Protocol,
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -81,7 +81,6 @@ class WebServer:
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=math.ceil(grace_seconds) + _TELL_SECONDS,
-                h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
             )
         )
 

@@ -1,0 +1,90 @@
+"""uvicorn's connection with an end to patience: the head of a request comes within seconds, and is not endless.
+
+Owns what is said where no request has been understood yet. Must not know what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from memora.web.refusals import Refusal
+
+HEAD_SECONDS: Final = 10.0
+"""From the connection, or from the first byte of the next request on it, to the end of the head."""
+
+MOST_HEAD_BYTES: Final = 65_536
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection; requests come one after the other."""
+
+    head_seconds = HEAD_SECONDS
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._head_bytes = 0
+        self._in_head = True
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Wait for the first request, but not for ever."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """There is nothing left to wait for."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on. What comes in the same piece behind a head is its body, or the next head: no need to be exact."""
+        if self._patience is None and self._in_head:
+            self._wait_for_head()
+        self._head_bytes += len(data) if self._in_head else 0
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
+            self._refuse(Refusal(431, "headers_too_large", f"The head is larger than {MOST_HEAD_BYTES:,} bytes."))
+
+    def on_headers_complete(self) -> None:
+        """The head is there; its body has a deadline of its own."""
+        self._stop_waiting()
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The next thing that comes is a head."""
+        super().on_message_complete()
+        self._in_head = True
+        self._head_bytes = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """Say in OpenAI's form that this is no HTTP."""
+        self._refuse(Refusal(400, "invalid_request", msg))
+
+    def _wait_for_head(self) -> None:
+        late = Refusal(408, "request_timeout", "The request did not arrive in time.")
+        self._patience = self.loop.call_later(self.head_seconds, self._refuse, late)
+
+    def _stop_waiting(self) -> None:
+        if self._patience:
+            self._patience.cancel()
+            self._patience = None
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer by hand, and close."""
+        self._stop_waiting()
+        if self.transport.is_closing():
+            return
+        status, body = HTTPStatus(refusal.status), refusal.body
+        lines = (
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "connection: close",
+        )
+        self.transport.write("\r\n".join((*lines, "", "")).encode() + body)
+        self.transport.close()
