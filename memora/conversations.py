@@ -28,7 +28,7 @@ from memora.errors import (
 )
 from memora.llm import Emit
 from memora.settings import Settings
-from memora.store import BegunTurn, Busy, ConversationStore, Inspection, Page, StoredTurn
+from memora.store import BegunTurn, Busy, ConversationStore, Inspection, NoSuchVersion, Page, Rewound, StoredTurn
 
 LEASE_SECONDS: Final = 15.0
 """How long a conversation stays locked after the process that answers in it was killed."""
@@ -244,6 +244,17 @@ class ConversationService:
             if not removed:
                 await self._give_back(conversation_id, token)
             return removed
+
+    async def rewind(self, conversation_id: str, owner: str, version: int) -> Rewound | NoSuchVersion:
+        """Take the summary back to an earlier version, 0 for none; the worker folds again what came after it.
+
+        Raises:
+            ConversationNotFound, InvalidId, StoreError.
+        """
+        rewound = await self._store.rewind(conversation_id, version, owner=owner)
+        if rewound is None:
+            raise not_found(conversation_id)
+        return rewound
 
     async def context_of(self, request: TurnRequest) -> Context:
         """The context a turn would be answered from; nothing is sent or stored.

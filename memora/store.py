@@ -45,7 +45,8 @@ _SUMMARIZED: Final = -3
 _SCRIPTS: Final = (
     *("load_context", "append_turn", "load_fold", "commit_fold", "fail_fold", "settle_fold"),
     *("delete_conversation", "sweep", "inspect", "read_messages", "read_folds", "last_context"),
-    *("begin_turn", "renew_lock", "release_lock", "create_conversation", "read_events", "remove_message", "backlog"),
+    *("begin_turn", "renew_lock", "release_lock", "create_conversation", "read_events", "remove_message"),
+    *("backlog", "rewind"),
 )
 
 
@@ -136,11 +137,27 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Events after a point, oldest first, and the newest there is ("" if none)."""
+    """Events after a point, oldest first, and the newest there is ("" if none); `life` is the history's."""
 
-    generation: str
+    life: str
     newest: str
     events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The summary is at `version` again; it was at `from_version`."""
+
+    version: int
+    from_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoSuchVersion:
+    """There is no version that new; `newest` is the newest there is."""
+
+    version: int
+    newest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +414,7 @@ class ConversationStore:
         status = await self._run(
             "remove_message",
             keys,
-            *(conversation_id, generation, position, lock_token, _message_json(absent), new_generation()),
+            *(conversation_id, generation, position, lock_token, _message_json(absent)),
             *(SWEEP_GRACE_MS, self._channel(conversation_id)),
         )
         if status == _GONE:
@@ -449,8 +466,25 @@ class ConversationStore:
         reply = await self._run("read_events", keys, after, most)
         if not reply:
             return None
-        generation, newest, found = reply
-        return Events(generation.decode(), newest.decode(), tuple(Event(i.decode(), d.decode()) for i, d in found))
+        life, newest, found = reply
+        return Events(life.decode(), newest.decode(), tuple(Event(i.decode(), d.decode()) for i, d in found))
+
+    async def rewind(self, conversation_id: str, version: int, *, owner: str = "") -> Rewound | NoSuchVersion | None:
+        """Take the summary back to an earlier version, 0 for none; what came after it is pending again.
+
+        Folds that are under way can no longer commit; turns that are under way are stored all the same. None if there
+        is no such conversation of this owner.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        keys = self._keys(conversation_id, "history", "summary", "folds", "context")
+        keys += [*self._shared_keys(conversation_id, "pending"), QUEUE, *self._keys(conversation_id, "events")]
+        channel = self._channel(conversation_id)
+        status, *before = await self._run("rewind", keys, conversation_id, owner, version, SWEEP_GRACE_MS, channel)
+        if status < 0:
+            return None
+        return Rewound(version, before[0]) if status else NoSuchVersion(version, before[0])
 
     async def load_fold(self, conversation_id: str, *, most_messages: int, window: int) -> FoldSnapshot | None:
         """Load what a fold starts from; None if there is no such conversation.
@@ -489,6 +523,7 @@ class ConversationStore:
             "from": start,
             "to": end,
             "summary": result.text,
+            "summary_tokens": result.tokens,
             "model": result.model,
             "input_tokens": result.input_tokens,
             "output_tokens": result.output_tokens,
@@ -638,9 +673,10 @@ class ConversationStore:
         record, entry, tail, message = reply
         if not message:
             raise ConversationDamaged(keys[3], "names a message that is not in the history")
-        summary = _fold(entry, keys[2]).summary if entry else ""
+        sent = _object(record, keys[3])
+        summary = _fold(entry, keys[2]).summary if entry else str(sent.get("summary", ""))
         question = _message(_object(message, keys[0]), keys[0]).content
-        return _context(_object(record, keys[3]), summary, _messages(tail, keys[0]), question, keys[3])
+        return _context(sent, summary, _messages(tail, keys[0]), question, keys[3])
 
     async def conversation_ids(self) -> list[str]:
         """Ids of all conversations, the last active first.

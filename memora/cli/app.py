@@ -122,6 +122,22 @@ def delete(
     _call("delete", conversation=conversation, yes=yes)
 
 
+@app.command(help=_TEXTS.rebuild_help)
+def rebuild(conversation: IdArgument, as_json: JsonOption = False, offline: OfflineOption = False) -> None:
+    """Make a summary anew."""
+    _call("rewind", "run_rebuild", conversation=conversation, as_json=as_json, offline=offline)
+
+
+@app.command(help=_TEXTS.rollback_help)
+def rollback(
+    conversation: IdArgument,
+    version: Annotated[int, typer.Option("--to", metavar="VERSION", min=0, help=_TEXTS.version_option)],
+    as_json: JsonOption = False,
+) -> None:
+    """Take a summary back."""
+    _call("rewind", "run_rollback", conversation=conversation, version=version, as_json=as_json)
+
+
 @app.command(help=_TEXTS.export_help)
 def export(conversation: IdArgument) -> None:
     """Write a conversation as JSON."""
@@ -134,11 +150,11 @@ def doctor(as_json: JsonOption = False, offline: OfflineOption = False) -> None:
     _call("doctor", as_json=as_json, offline=offline)
 
 
-def _call(command: str, **options: object) -> None:
+def _call(command: str, function: str = "run", **options: object) -> None:
     """Import the module of a command and run it."""
     # Most of the start goes into imports, and a quarter of that into collecting garbage that they do not make.
     gc.disable()
     module = import_module(f"memora.cli.{command}")
     gc.freeze()
     gc.enable()
-    raise typer.Exit(module.run(**options))
+    raise typer.Exit(getattr(module, function)(**options))

@@ -132,6 +132,15 @@ class Texts:
     deleted: str
     not_deleted: str
 
+    # --- rebuild, rollback
+    rebuild_help: str
+    rollback_help: str
+    version_option: str
+    rebuilding: str
+    rebuilt: str
+    rebuild_goes_on: str
+    rolled_back: str
+
     # --- doctor
     settings_fine: str
     settings_unknown: str
@@ -269,6 +278,13 @@ Alt-Enter, or Esc and then Enter, begins a new line. Ctrl-C stops an answer.""",
     really_delete="Delete conversation {id} with its {messages} messages for good? [y/N] ",
     deleted="conversation {id} is gone",
     not_deleted="nothing was deleted",
+    rebuild_help="Make the summary of one conversation anew from its history.",
+    rollback_help="Take the summary of one conversation back to an earlier version; what came after is folded again.",
+    version_option="Version of the summary to go back to; 0 for none.",
+    rebuilding="folding {folded} of {total} messages",
+    rebuilt="conversation {id}: the summary is made anew, version {version} over {folded} messages",
+    rebuild_goes_on="conversation {id}: {pending} messages are still pending; the worker folds them",
+    rolled_back="conversation {id}: the summary is at version {version} again; {pending} messages wait to be folded",
     settings_fine="readable",
     settings_unknown="{name} means nothing to Memora: did you mean {guess}?",
     redis_fine="{server} answers at {place}",
@@ -405,6 +421,13 @@ Alt-Enter（或先按 Esc 再按 Enter）換行。Ctrl-C 停止回答。""",
     really_delete="確定永久刪除對話 {id}（共 {messages} 則訊息）？[y/N] ",
     deleted="對話 {id} 已刪除",
     not_deleted="沒有刪除任何內容",
+    rebuild_help="用完整的歷史重新製作一個對話的摘要。",
+    rollback_help="把一個對話的摘要退回較早的版本；之後的訊息會再次收進摘要。",
+    version_option="要退回的摘要版本；0 表示沒有摘要。",
+    rebuilding="已收進 {folded}／{total} 則訊息",
+    rebuilt="對話 {id}：摘要已重新製作，版本 {version}，涵蓋 {folded} 則訊息",
+    rebuild_goes_on="對話 {id}：還有 {pending} 則訊息待處理；worker 會繼續收進摘要",
+    rolled_back="對話 {id}：摘要已退回版本 {version}；{pending} 則訊息等待收進摘要",
     settings_fine="可以讀取",
     settings_unknown="Memora 不認得 {name}：你是指 {guess} 嗎？",
     redis_fine="{server} 在 {place} 正常回應",

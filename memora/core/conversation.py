@@ -90,6 +90,11 @@ class Conversation:
     usage: Usage = Usage()
 
     @property
+    def life(self) -> str:
+        """Names the history, which stays when only the summary begins anew."""
+        return self.generation.partition(".")[0]
+
+    @property
     def exists(self) -> bool:
         """Whether a first turn has been stored."""
         return bool(self.generation)

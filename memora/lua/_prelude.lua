@@ -75,6 +75,15 @@ local function read_state(history, summary)
   }
 end
 
+-- A generation is `<life>.<n>`. The life is the history's; n counts how often only the summary began anew, so that folds
+-- of before cannot commit while turns of before can still be stored.
+local function life_of(generation) return string.match(generation, '^[^.]*') end
+
+local function next_generation(generation)
+  local number = tonumber(string.match(generation, '%.(%d+)$')) or 0
+  return life_of(generation) .. '.' .. (number + 1)
+end
+
 local function job_of(id, generation, folded)
   return 'fold:' .. id .. ':' .. generation .. ':' .. folded
 end

@@ -32,7 +32,7 @@ problem = wrong_type(folds, 'list') or wrong_type(turns, 'zset') or wrong_type(c
   or wrong_type(conversations, 'zset') or wrong_type(pending, 'zset') or wrong_type(queue, 'zset')
   or wrong_type(lock, 'string') or wrong_type(events, 'stream')
 if problem then return problem end
-if answered_in ~= '' and (not state or state.generation ~= answered_in) then return {-1} end
+if answered_in ~= '' and (not state or life_of(state.generation) ~= life_of(answered_in)) then return {-1} end
 
 local known = state and state.numbers or {}
 local function number(name) return known[name] or 0 end
@@ -70,7 +70,10 @@ redis.call('HSET', summary, 'message_count', count, 'updated_at', digits(now), '
 
 redis.call('ZADD', turns, count, turn_id)
 redis.call('ZREMRANGEBYRANK', turns, 0, -TURN_IDS_KEPT - 1)
-if context_record ~= '' then
+if state and answered_in ~= '' and answered_in ~= state.generation then
+  -- The record names its summary by a version that may be another's by now.
+  redis.call('DEL', context)
+elseif context_record ~= '' then
   redis.call('SET', context, string.sub(context_record, 1, -2) .. ',"position":' .. (count - 2) .. '}')
 end
 if lock_token ~= '' then redis.call('DEL', lock) end

@@ -16,7 +16,8 @@ for _, name in ipairs({'summary_version', 'tail_start', 'tail_messages', 'positi
   numbers = numbers and type(sent[name]) == 'number' and sent[name] % 1 == 0
 end
 if not numbers then return damaged(context, 'is not a context record') end
-local entry = sent.summary_version > 0 and redis.call('LINDEX', folds, sent.summary_version - 1) or ''
+local by_version = sent.summary_version > 0 and not sent.summary
+local entry = by_version and redis.call('LINDEX', folds, sent.summary_version - 1) or ''
 local tail = {}
 if sent.tail_messages > 0 then
   tail = redis.call('LRANGE', history, sent.tail_start, sent.tail_start + sent.tail_messages - 1)

@@ -2,7 +2,7 @@
 --
 -- KEYS   1 history   2 summary   3 events
 -- ARGV   1 id of the last event seen, or ''   2 most events
--- RETURNS {} if there is no such conversation, else {generation, id of the newest event or '', {{event id, event JSON}}}
+-- RETURNS {} if there is no such conversation, else {life, id of the newest event or '', {{event id, event JSON}}}
 local history, summary, events = KEYS[1], KEYS[2], KEYS[3]
 local last, most = ARGV[1], tonumber(ARGV[2])
 
@@ -17,4 +17,4 @@ if last ~= '' then
     found[#found + 1] = {entry[1], entry[2][2]}
   end
 end
-return {state.generation, newest[1] and newest[1][1] or '', found}
+return {life_of(state.generation), newest[1] and newest[1][1] or '', found}

@@ -1,28 +1,28 @@
 -- remove_message: take back one message that no summary stands for yet. An absent one keeps its place, so that the turns
--- around it stay whole, and the conversation gets another generation, so that a fold that was shown the message cannot
+-- around it stay whole, and the conversation gets its next generation, so that a fold that was shown the message cannot
 -- commit; the job of that fold is replaced by one of the new generation.
 --
 -- KEYS   1 history   2 summary   3 pending   4 queue   5 lock   6 events
 -- ARGV   1 id   2 generation it was found in   3 its position   4 lock token, given back
---        5 what takes its place (JSON without "at")   6 new generation   7 grace in ms before the sweep looks after a fold
---        8 channel for hints
+--        5 what takes its place (JSON without "at")   6 grace in ms before the sweep looks after a fold
+--        7 channel for hints
 -- RETURNS 1 removed | 0 there is no message at this position | -1 deleted meanwhile | -2 the lock is another's
 --         | -3 the message is summarized
 local history, summary, pending, queue, lock, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, found_in, position, lock_token = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local absent, new_generation, grace_ms, channel = ARGV[5], ARGV[6], tonumber(ARGV[7]), ARGV[8]
+local absent, grace_ms, channel = ARGV[5], tonumber(ARGV[6]), ARGV[7]
 
 local state, problem = read_state(history, summary)
 problem = problem or wrong_type(pending, 'zset') or wrong_type(queue, 'zset') or wrong_type(lock, 'string')
   or wrong_type(events, 'stream')
 if problem then return problem end
-if not state or state.generation ~= found_in then return -1 end
+if not state or life_of(state.generation) ~= life_of(found_in) then return -1 end
 if redis.call('GET', lock) ~= lock_token then return -2 end
 local folded = state.summarized_message_count
 if position >= state.message_count then return 0 end
 if position < folded then return -3 end
 
-local now = now_ms()
+local now, new_generation = now_ms(), next_generation(state.generation)
 -- The first write is the one that a full Redis refuses, before anything has changed.
 redis.call('HSET', summary, 'generation', new_generation, 'updated_at', digits(now))
 redis.call('LSET', history, position, string.sub(absent, 1, -2) .. ',"at":' .. digits(now) .. '}')

@@ -149,14 +149,14 @@ class EventStreams:
             refusal = try_again(503, "too_many_streams", "Too many event streams are open: try again later.", 5)
             return Response(refusal.body, 503, dict(_decoded(refusal.headers)), "application/json")
         return EventSourceResponse(
-            self._stream(conversation_id, inspection.conversation.generation, last),
+            self._stream(conversation_id, inspection.conversation.life, last),
             ping=HEARTBEAT_SECONDS,
             ping_message_factory=lambda: ServerSentEvent(comment="still here"),
             sep="\n",
             send_timeout=_SEND_SECONDS,
         )
 
-    async def _stream(self, conversation_id: str, generation: str, last: str) -> AsyncIterator[ServerSentEvent]:
+    async def _stream(self, conversation_id: str, life: str, last: str) -> AsyncIterator[ServerSentEvent]:
         """The snapshot, then events until the conversation is gone or the server stops."""
         if self._hub.is_full:
             return
@@ -173,7 +173,7 @@ class EventStreams:
                     logger.debug("events cannot be read: %s", type(error).__name__)
                     await listener.wait(_LOOK_AGAIN_SECONDS)
                     continue
-                if found is None or found.generation != generation:
+                if found is None or found.life != life:
                     yield _sent("deleted", None, {"type": "deleted"})
                     return
                 for event in found.events:

@@ -1,6 +1,7 @@
-"""`/v1/conversations/{id}/memory` and `…/context`: what Memora remembers, and what it sent.
+"""`/v1/conversations/{id}/memory` and `…/context`: what Memora remembers and what it sent, and the way back.
 
-Owns how much of a long history is listed. Reads one consistent snapshot and writes nothing.
+Owns how much of a long history is listed, and how a summary is asked to begin anew. What is shown is one consistent
+snapshot.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from memora.conversations import not_found
 from memora.errors import ConversationNotFound
 from memora.picture import Picture, next_context, take_picture
 from memora.records import context_record, next_context_record, picture_record
-from memora.web.api import ApiOf, OwnerOf
-from memora.web.errors import READ_ERRORS
+from memora.store import NoSuchVersion
+from memora.web.api import Api, ApiOf, OwnerOf
+from memora.web.body import StrictRoute
+from memora.web.errors import READ_ERRORS, invalid
+from memora.web.wire import RollbackRequest
 
-router = APIRouter(prefix="/v1/conversations/{conversation_id}", tags=["memory"], responses=READ_ERRORS)
+router = APIRouter(
+    prefix="/v1/conversations/{conversation_id}", tags=["memory"], route_class=StrictRoute, responses=READ_ERRORS
+)
 
 _USUAL_MESSAGES: Final = 1_000
 _MOST_MESSAGES: Final = 10_000
@@ -34,6 +40,10 @@ async def retrieve_memory(
     `messages` are the newest `limit` of the history; those before `messages_from` are folded unless `pending_messages`
     says otherwise. `context` is null if not even the summary would fit.
     """
+    return await _memory(conversation_id, api, owner, limit)
+
+
+async def _memory(conversation_id: str, api: Api, owner: str, limit: int) -> dict[str, Any]:
     settings = api.memora.settings
     try:
         picture = await take_picture(api.memora.store, settings, conversation_id, whole_tail=True, most_newest=limit)
@@ -48,6 +58,29 @@ async def retrieve_memory(
         "messages": _messages(picture),
         "context": following and next_context_record(following, settings.max_input_tokens),
     }
+
+
+@router.post("/memory/rebuild", operation_id="rebuildMemory")
+async def rebuild_memory(conversation_id: str, api: ApiOf, owner: OwnerOf) -> dict[str, Any]:
+    """Make the summary anew from the history: it is empty now, and the worker folds everything again.
+
+    Until then contexts hold what fits of the history, and say how much they leave out. The memory as it is now.
+    """
+    await api.service.rewind(conversation_id, owner, 0)
+    return await _memory(conversation_id, api, owner, _USUAL_MESSAGES)
+
+
+@router.post("/memory/rollback", operation_id="rollbackMemory")
+async def rollback_memory(conversation_id: str, body: RollbackRequest, api: ApiOf, owner: OwnerOf) -> dict[str, Any]:
+    """Take the summary back to an earlier version; the worker folds again what came after it.
+
+    `version` is that of the summary, 0 for none at all. The memory as it is now.
+    """
+    rewound = await api.service.rewind(conversation_id, owner, body.version)
+    if isinstance(rewound, NoSuchVersion):
+        what = f"There is no version {rewound.version} of this summary: the newest is {rewound.newest}."
+        raise invalid(what, "version")
+    return await _memory(conversation_id, api, owner, _USUAL_MESSAGES)
 
 
 @router.get("/context", operation_id="retrieveContext")

@@ -107,6 +107,12 @@ class ItemsRequest(Loose):
     items: Annotated[list[Item], Field(min_length=1)]
 
 
+class RollbackRequest(Loose):
+    """`POST /v1/conversations/{id}/memory/rollback`."""
+
+    version: Annotated[int, Field(ge=0, le=_MOST_INTEGER)]
+
+
 class ChatMessage(Loose):
     """A message of a chat completion."""
 
