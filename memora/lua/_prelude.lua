@@ -75,6 +75,11 @@ local function read_state(history, summary)
   }
 end
 
+-- Messages in the window: it grows up to `most` before turns leave it, all at once, down to `window`.
+local function held(unsummarized, window, most)
+  return unsummarized <= most and math.max(window, unsummarized) or window
+end
+
 local function job_of(id, generation, folded)
   return 'fold:' .. id .. ':' .. generation .. ':' .. folded
 end
