@@ -173,7 +173,7 @@ async def crowd(bench: Bench, effort: Effort) -> dict[str, Crowd]:
         for name in WAYS:
             await copies(redis, "behind" if name == "inline" else "template", names)
             cpu, started = bench.cpu_seconds(name), time.perf_counter()
-            await _all_turns(bench.ways[name], names, effort.crowd)
+            await all_turns(bench.ways[name], names, effort.crowd)
             seconds, cpu = time.perf_counter() - started, bench.cpu_seconds(name) - cpu
             if number >= 0:
                 found[name].cpu_ms.append(cpu / len(names) * 1e3)
@@ -182,7 +182,8 @@ async def crowd(bench: Bench, effort: Effort) -> dict[str, Crowd]:
     return found
 
 
-async def _all_turns(way: Way, names: Sequence[str], at_once: int) -> None:
+async def all_turns(way: Way, names: Sequence[str], at_once: int) -> None:
+    """A turn in each of these conversations, so many at once."""
     waiting = iter(names)
 
     async def one_after_the_other() -> None:

@@ -17,7 +17,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, cast
 
 import anyio
@@ -152,11 +152,19 @@ class Stamping(Connection):
         first, whole = self._options.first_seconds * spread, self._options.reply_seconds * spread
         now = self._loop.time()
         self.send(STREAM_HEAD + b"".join(map(chunk, _BEFORE)))
-        for number, piece in enumerate(_PIECES):
-            moment = now + first + (whole - first) * number / (WORDS - 1)
-            self._loop.call_at(moment, self.send, chunk(piece.replace(_PLACE.encode(), stamp)))
-        end = b"".join(chunk(event.replace(_PLACE.encode(), stamp)) for event in _AFTER) + END
-        self._loop.call_at(now + whole, self.send, end)
+        moments = [now + first + (whole - first) * number / (WORDS - 1) for number in range(WORDS)]
+        pieces = [chunk(piece.replace(_PLACE.encode(), stamp)) for piece in _PIECES]
+        pieces[-1] += b"".join(chunk(event.replace(_PLACE.encode(), stamp)) for event in _AFTER) + END
+        self._send_each(iter(zip(moments, pieces, strict=True)))
+
+    def _send_each(self, pieces: Iterator[tuple[float, bytes]]) -> None:
+        """Send one after the other: timers of nearly the same moment may change places."""
+        if (piece := next(pieces, None)) and not self._transport.is_closing():
+            self._loop.call_at(piece[0], self._send_one_of, piece[1], pieces)
+
+    def _send_one_of(self, piece: bytes, pieces: Iterator[tuple[float, bytes]]) -> None:
+        self.send(piece)
+        self._send_each(pieces)
 
 
 async def serve(options: argparse.Namespace) -> None:

@@ -12,13 +12,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import httpx2
 
 from memora.embedded_redis import find_engine
@@ -93,13 +94,17 @@ def show(report: Report) -> None:
     """Print a report as a table."""
     ways = list(dict.fromkeys(way for row in report.rows for way in row.values))
     print(report.machine, end="\n\n")
-    width = max(len(f"{row.name}, {row.unit}") for row in report.rows)
+    width = max(len(_label(row)) for row in report.rows)
     print(f"{'':{width}}" + "".join(f"{way:>13}" for way in ways) + "  target")
     for row in report.rows:
         cells = "".join(f"{_shown(row.values.get(way)):>13}" for way in ways)
-        print(f"{f'{row.name}, {row.unit}':{width}}{cells}  {row.target or ''}".rstrip())
+        print(f"{_label(row):{width}}{cells}  {row.target or ''}".rstrip())
     for note in report.notes:
         print(f"\n{note}")
+
+
+def _label(row: Row) -> str:
+    return f"{row.name}, {row.unit}" if row.unit else row.name
 
 
 def _shown(value: float | None) -> str:
@@ -174,6 +179,17 @@ def wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
         except httpx2.TransportError:
             time.sleep(0.05)
     raise SystemExit(f"the server did not start:\n{log.read_text(errors='replace')[-2_000:]}")
+
+
+async def until(holds: Callable[[], Awaitable[bool]], *, seconds: float = 120.0, every: float = 0.02) -> None:
+    """Wait until something holds in another process.
+
+    Raises:
+        TimeoutError: it does not within this time.
+    """
+    with anyio.fail_after(seconds):
+        while not await holds():  # noqa: ASYNC110  # there is no event in another process
+            await anyio.sleep(every)
 
 
 def busy_seconds(pid: int) -> float:
