@@ -73,9 +73,21 @@ class Effort:
     paced_turns: int = 3
     paced_rounds: int = 3
     talk_turns: int = 200
+    endpoint_options: tuple[str, ...] = ()
 
 
-QUICK: Final = Effort((10, 100), 3, 4, 8, 1, 4, 1, 1, 12)
+QUICK: Final = Effort(
+    sizes=(10, 100),
+    alone_rounds=2,
+    crowd=2,
+    crowd_turns=4,
+    crowd_rounds=1,
+    conversations=2,
+    paced_turns=1,
+    paced_rounds=1,
+    talk_turns=6,
+    endpoint_options=("--first-seconds", "0.02", "--reply-seconds", "0.05", "--summary-seconds", "0.1"),
+)
 
 
 @dataclass
@@ -250,7 +262,7 @@ async def run(effort: Effort) -> Report:
         home = Path(folder)
         redis = stack.enter_context(EmbeddedRedis(home / "redis"))
         environment = clean_environment(home)
-        url, endpoint_pid = stack.enter_context(endpoint(environment, home / "endpoint.log"))
+        url, endpoint_pid = stack.enter_context(endpoint(environment, home / "endpoint.log", *effort.endpoint_options))
         async with opened(home, redis.url, url, "instant") as bench:
             rows_alone(report, await alone(bench, effort), effort)
             await rows_at_redis(report, bench, effort)

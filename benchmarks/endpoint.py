@@ -38,8 +38,8 @@ from memora.responses_wire import (
 from memora.web.server import event_loop
 
 STAMP_DIGITS: Final = 20
-WORDS: Final = 40
-"""Pieces of an answer, the first of which is the stamp: about what a short answer has."""
+WORDS: Final = 20
+"""Pieces of an answer, the first of which is the stamp: a short answer at the pace of the usual models."""
 
 SUMMARY: Final = (
     "The user lives in Taipei, works in a bakery and takes the TOEIC next month. They want short examples and no "
