@@ -295,12 +295,12 @@ def rows_alone(report: Report, found: dict[tuple[str, int], list[Observed]], eff
 
     first = medians(smallest, lambda observed: observed.before_model)
     target = Target("memora/bare", _ratio(first, "memora", "bare"), 0.5)
-    report.rows.append(Row(f"before the model, {smallest:,} messages", "ms", first, target))
+    report.add(Row(f"before the model, {smallest:,} messages", "ms", first, target))
     for size in effort.sizes[1:]:
         values = medians(size, lambda observed: observed.before_model)
         grown = Target(f"memora/{smallest} messages", values["memora"] / first["memora"], 1.2)
-        report.rows.append(Row(f"before the model, {size:,} messages", "ms", values, grown))
-    report.rows.append(Row("whole turn, model without delay", "ms", medians(smallest, lambda seen: seen.whole)))
+        report.add(Row(f"before the model, {size:,} messages", "ms", values, grown))
+    report.add(Row("whole turn, model without delay", "ms", medians(smallest, lambda seen: seen.whole)))
 
 
 def rows_crowd(report: Report, found: dict[str, Crowd], effort: Effort) -> None:
@@ -309,19 +309,19 @@ def rows_crowd(report: Report, found: dict[str, Crowd], effort: Effort) -> None:
     pairs = zip(found["memora"].turns_a_second, found["bare"].turns_a_second, strict=True)
     ratio = statistics.median(ours / theirs for ours, theirs in pairs)
     name = f"turns a second, {effort.crowd} conversations"
-    report.rows.append(Row(name, "1/s", rates, Target("memora/bare", ratio, 3.0, at_least=True)))
-    report.rows.append(Row("processor time a turn", "ms", cpu))
+    report.add(Row(name, "1/s", rates, Target("memora/bare", ratio, 3.0, at_least=True)))
+    report.add(Row("processor time a turn", "ms", cpu))
     on_one_core = {name: 1e3 / value if value else None for name, value in cpu.items()}
-    report.rows.append(Row("turns a second that one core would do", "1/s", on_one_core))
+    report.add(Row("turns a second that one core would do", "1/s", on_one_core))
 
 
 def rows_paced(report: Report, found: dict[str, list[float]], effort: Effort) -> None:
     for share, most in ((50, 1.10), (99, 1.16)):
         values = {name: percentile(seconds, share) for name, seconds in found.items()}
         name = f"first word, {effort.conversations} conversations, p{share}"
-        report.rows.append(Row(name, "s", values, Target("memora/thin", _ratio(values, "memora", "thin"), most)))
+        report.add(Row(name, "s", values, Target("memora/thin", _ratio(values, "memora", "thin"), most)))
         served = Target("http/memora", _ratio(values, "http", "memora"), 1.5)
-        report.rows.append(Row(f"… through the server, p{share}", "s", {"http": values["http"]}, served))
+        report.add(Row(f"… through the server, p{share}", "s", {"http": values["http"]}, served))
 
 
 async def rows_at_redis(report: Report, bench: Bench, effort: Effort) -> None:
@@ -329,17 +329,17 @@ async def rows_at_redis(report: Report, bench: Bench, effort: Effort) -> None:
     for place, unit, most in ((0, "scripts", 2.0), (1, "bytes to Redis", 4_000.0), (2, "bytes from Redis", 4_000.0)):
         figures = [found[place] for found in traffic_of.values()]
         name = f"Redis a turn, {effort.sizes[-1]:,} messages"
-        report.rows.append(Row(name, unit, {"memora": figures[-1]}, Target("at every size", max(figures), most)))
+        report.add(Row(name, unit, {"memora": figures[-1]}, Target("at every size", max(figures), most)))
     for size in effort.sizes:
         memory = await memory_of(bench, f"size-{size}")
-        report.rows.append(Row(f"memory of {size:,} messages", "bytes", {"memora": memory}))
+        report.add(Row(f"memory of {size:,} messages", "bytes", {"memora": memory}))
 
 
 async def rows_tokens(report: Report, effort: Effort) -> None:
     for talk in await replay([spoken(effort.talk_turns)], batches=(1, 4), budgets=(1_000,)):
         share = talk.tokens_in / talk.window_alone
         name = f"tokens into models, {effort.talk_turns} turns, folds of {talk.batch_turns}"
-        report.rows.append(Row(name, "tokens", {"memora": talk.tokens_in}, Target("memora/window alone", share, 1.45)))
+        report.add(Row(name, "tokens", {"memora": talk.tokens_in}, Target("memora/window alone", share, 1.45)))
         full = talk.full_history / talk.tokens_in
         report.notes.append(
             f"Folds of {talk.batch_turns}: full history would be {full:.1f} times as many tokens; markers missing from "
@@ -358,8 +358,6 @@ def main() -> int:
     options = parser.parse_args()
     report = anyio.run(run, QUICK if options.quick else Effort(), backend_options=event_loop())
     print(json.dumps(report.as_record(), indent=2)) if options.json else show(report)
-    for row in report.missed:
-        print(f"cost: {row.name}: {row.target}", file=sys.stderr)
     return int(bool(report.missed) and not options.quick)
 
 

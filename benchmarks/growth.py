@@ -226,9 +226,9 @@ async def run(effort: Effort) -> Report:
                     columns[f"{size:,}"] = {"at rest: bytes a conversation": each, **found}
             waiting = await backlog(memora, environment, home, effort)
     for name in next(iter(columns.values())):
-        report.rows.append(Row(name, "", {size: column[name] for size, column in columns.items()}))
+        report.add(Row(name, "", {size: column[name] for size, column in columns.items()}))
     for name, value in waiting.items():
-        report.rows.append(Row(name, "", {"backlog": value}))
+        report.add(Row(name, "", {"backlog": value}))
     return report
 
 

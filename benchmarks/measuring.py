@@ -80,6 +80,12 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def add(self, row: Row) -> None:
+        """Take a row, and tell on stderr how far it is: a whole run takes minutes."""
+        self.rows.append(row)
+        values = " · ".join(f"{way} {_shown(value)}" for way, value in row.values.items())
+        print(f"{_label(row)}: {values} · {row.target or ''}".rstrip(" ·"), file=sys.stderr, flush=True)
+
     def as_record(self) -> dict[str, Any]:
         """For `--json`."""
         return {"machine": self.machine, "rows": [row.as_record() for row in self.rows], "notes": self.notes}
