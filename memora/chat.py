@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from memora.core.conversation import Conversation, Message, Usage, check_text, is_blank
+from memora.core.conversation import MESSAGES_PER_TURN, Conversation, Message, Usage, check_text, is_blank
 from memora.core.tokens import DEFAULT_VOCABULARY, Calibration, count_text_tokens, vocabulary_for
-from memora.core.window import Budget, Context, most_useful_messages, select_context, window_messages
+from memora.core.window import Budget, Context, most_useful_messages, select_context, select_window
 from memora.errors import ContextLengthExceeded, ModelError, OutputUnusable, SettingsError
 from memora.llm import Emit, ModelClient, ModelReply
 from memora.settings import Settings
@@ -263,7 +263,11 @@ class ChatService:
             vocabulary=vocabulary,
         )
         newest = (*conversation.tail, user, assistant)
-        kept = window_messages(newest, conversation.summary.text, context.instructions, budget)
+        window = select_window(newest, conversation.summary.text, context.instructions, budget)
+        if context.gap_messages:
+            # Nothing gathers where something had to be left out.
+            window = replace(window, most_messages=window.messages)
+        kept = window.holding(conversation.unsummarized_messages + MESSAGES_PER_TURN)
         figures = {"input_tokens": input_tokens, "output_tokens": output_tokens, "window_messages": kept}
         details = _answer_details(options, self._model(options), context, figures)
         return Turn(
@@ -272,7 +276,8 @@ class ChatService:
             user=user,
             assistant=replace(assistant, details=details),
             context=context,
-            window_messages=kept,
+            window_messages=window.messages,
+            most_window_messages=window.most_messages,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             before=options.before,

@@ -13,7 +13,7 @@ from typing import Final
 
 from memora.core.conversation import MESSAGES_PER_TURN
 from memora.core.folding import FoldPlan, backoff_seconds, plan_fold
-from memora.core.window import window_messages
+from memora.core.window import Window, select_window
 from memora.settings import Settings
 from memora.store import CommitStatus, ConversationStore, FoldResult, FoldSnapshot
 from memora.summarizer import NotSummarized, Summarizer
@@ -77,11 +77,13 @@ class FoldService:
         snapshot = await self._store.load_fold(
             conversation_id,
             most_messages=MOST_MESSAGES,
-            window=self._settings.max_recent_turns * MESSAGES_PER_TURN,
+            window=self._settings.budget.most_recent_turns * MESSAGES_PER_TURN,
         )
         if snapshot is None or (expected and expected != _position(snapshot)):
             return NothingToFold()
-        work = snapshot.work(self._window_messages(snapshot, snapshot.summary.text))
+        window = self._window(snapshot, snapshot.summary.text)
+        # As the last turn had it, or smaller if the summary has grown since.
+        work = snapshot.work(min(window.holding(snapshot.unsummarized_messages), snapshot.window_messages))
         plan = plan_fold(work, self._settings.fold_limits)
         if plan is None:
             await self._store.settle_fold(conversation_id, snapshot)
@@ -100,22 +102,26 @@ class FoldService:
             notes=summarized.notes,
             unfolded=summarized.unfolded,
         )
+        window = self._window(snapshot, summarized.text)
         committed = await self._store.commit_fold(
             snapshot,
             plan.end,
             result,
             fold_id=fold_id,
-            window_messages=self._window_messages(snapshot, summarized.text),
+            window_messages=window.messages,
+            most_window_messages=window.most_messages,
         )
         if committed.status is not CommitStatus.COMMITTED:
             return Discarded(plan.start, plan.end)
         return Folded(plan.start, plan.end, committed.version, committed.pending_messages)
 
-    def _window_messages(self, snapshot: FoldSnapshot, summary: str) -> int:
-        """The window as the last turn had it, or smaller if the summary has grown since."""
+    def _window(self, snapshot: FoldSnapshot, summary: str) -> Window:
+        """The window beside this summary; no larger than the last turn found it beside its own instructions."""
         settings = self._settings
-        now = window_messages(snapshot.newest, summary, settings.instructions_text, settings.budget)
-        return min(now, snapshot.window_messages)
+        now = select_window(snapshot.newest, summary, settings.instructions_text, settings.budget)
+        if snapshot.window_messages < now.messages:
+            return Window(snapshot.window_messages, snapshot.window_messages)
+        return now
 
     async def _postpone(
         self, snapshot: FoldSnapshot, plan: FoldPlan, failed: NotSummarized, fold_id: str

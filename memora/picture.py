@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memora.core.conversation import MESSAGES_PER_TURN, Conversation, pending_messages
-from memora.core.window import Context, most_useful_messages, select_context, window_messages
+from memora.core.window import Context, most_useful_messages, select_context, select_window
 from memora.errors import ContextLengthExceeded
 from memora.settings import Settings
 from memora.store import ConversationStore, Inspection
@@ -60,12 +60,12 @@ async def take_picture(
         ConversationNotFound, InvalidId, StoreError.
     """
     budget = settings.budget
-    most = most_useful_messages(budget) if whole_tail else budget.max_recent_turns * MESSAGES_PER_TURN
+    most = most_useful_messages(budget) if whole_tail else budget.most_recent_turns * MESSAGES_PER_TURN
     inspection = await store.inspect(conversation_id, most, most_newest)
     conversation = inspection.conversation
-    fitting = window_messages(conversation.tail, conversation.summary.text, settings.instructions_text, budget)
+    window = select_window(conversation.tail, conversation.summary.text, settings.instructions_text, budget)
     # The window is what the last turn found it to be, or smaller if the summary has grown since: as a fold sees it.
-    return Picture(inspection, min(fitting, inspection.window_messages))
+    return Picture(inspection, min(window.holding(conversation.unsummarized_messages), inspection.window_messages))
 
 
 def next_context(picture: Picture, settings: Settings) -> Context | None:

@@ -13,8 +13,8 @@ from typing import Any, Final
 import anyio
 from arq.connections import ArqRedis
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Connection, SSLConnection, UnixDomainSocketConnection
-from redis.asyncio.connection import parse_url
+from redis.asyncio import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
@@ -54,7 +54,7 @@ def open_redis(url: str) -> ArqRedis:
         options: dict[str, Any] = {**_pool_options(), **_connection_options(), **parse_url(url)}
         # from_url() would override the connection class for unix:// and rediss://, so the pool is built by hand.
         options["connection_class"] = _CANCELLABLE[options["connection_class"]]
-        pool = BlockingConnectionPool(**options)
+        pool = _FairPool(**options)
         pool.make_connection()  # type: ignore[no-untyped-call]  # it only makes the object, and so checks the options
     except (ValueError, TypeError, exceptions.RedisError):
         # What the URL parser says may quote a part of the password.
@@ -144,6 +144,42 @@ def _connection_options() -> dict[str, Any]:
         "retry": Retry(ExponentialBackoff(cap=0.5, base=0.02), _RETRIES),
         "retry_on_error": _RETRIED,
     }
+
+
+class _FairPool(ConnectionPool):
+    """A bounded pool in which whoever has waited longest gets the next connection.
+
+    redis-py's own lets newcomers in first: of forty tasks on 32 connections some waited for five seconds in vain, and
+    an answer that cannot be stored is lost.
+    """
+
+    def __init__(self, *, max_connections: int, timeout: float, **options: Any) -> None:
+        super().__init__(max_connections=max_connections, **options)
+        self._free = asyncio.Semaphore(max_connections)
+        self.timeout = timeout
+
+    async def get_connection(self, *_: object, **__: object) -> AbstractConnection:
+        """A connection that is ready, once all who came before have theirs."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                await self._free.acquire()
+        except TimeoutError:
+            raise exceptions.ConnectionError("no connection became free in time") from None
+        # It cannot fail: the semaphore has let us in.
+        connection: AbstractConnection = self.get_available_connection()  # type: ignore[no-untyped-call]  # redis-py
+        try:
+            await self.ensure_connection(connection)
+        except BaseException:
+            await self.release(connection)
+            raise
+        return connection
+
+    async def release(self, connection: AbstractConnection) -> None:
+        """Give a connection back."""
+        try:
+            await super().release(connection)
+        finally:
+            self._free.release()
 
 
 class _CancellableSend:

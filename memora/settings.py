@@ -79,6 +79,12 @@ class Settings(BaseSettings):
         "developer", description="How the summary is sent; `instructions` is for servers that reject the developer role"
     )
     max_recent_turns: int = Field(3, ge=0, le=1_000, description="Turns that stay word for word")
+    fold_batch_turns: int = Field(
+        1,
+        ge=1,
+        le=1_000,
+        description="Turns that leave the window, and are folded, together, if the budget allows",
+    )
     max_input_tokens: int = Field(1_000, ge=64, le=10_000_000, description="Ceiling on the whole input of one answer")
     max_summary_words: int = Field(
         150, ge=10, le=100_000, description="Cap of the summary; two CJK characters are a word"
@@ -210,6 +216,7 @@ class Settings(BaseSettings):
             max_summary_tokens=self.max_summary_tokens,
             vocabulary=vocabulary_for(self.model),
             summary_in_instructions=self.summary_role == "instructions",
+            fold_batch_turns=self.fold_batch_turns,
         )
 
     @property

@@ -56,7 +56,7 @@ class Turn:
 
     `turn_id` makes the call safe to repeat; `answered_in` is the generation the turn was answered in. `before` are
     whole turns that go in front of it. `lock_token` is the lock it was answered under, if any; `owner` that of a new
-    conversation.
+    conversation. The window may grow to `most_window_messages` before it falls back to `window_messages`.
     """
 
     turn_id: str
@@ -70,6 +70,7 @@ class Turn:
     before: tuple[Message, ...] = ()
     lock_token: str = ""
     owner: str = ""
+    most_window_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +179,14 @@ class FoldSnapshot:
     rejections: int
     window_messages: int
 
+    @property
+    def unsummarized_messages(self) -> int:
+        """How many messages the summary does not cover."""
+        return self.message_count - self.summary.summarized_message_count
+
     def work(self, window_messages: int) -> FoldWork:
         """The part that has left a window of this size."""
-        pending = self.message_count - window_messages - self.summary.summarized_message_count
+        pending = self.unsummarized_messages - window_messages
         return FoldWork(
             conversation_id=self.conversation_id,
             generation=self.generation,
@@ -322,7 +328,7 @@ class ConversationStore:
         return await self._append(
             conversation_id,
             (turn.turn_id, turn.answered_in, turn.window_messages, turn.input_tokens, turn.output_tokens),
-            (_context_json(turn.context), turn.lock_token, turn.owner),
+            (_context_json(turn.context), turn.lock_token, turn.owner, turn.most_window_messages),
             (*turn.before, turn.user, turn.assistant),
         )
 
@@ -344,7 +350,7 @@ class ConversationStore:
         return await self._append(
             conversation_id,
             (import_id, generation, window_messages, 0, 0),
-            ("", lock_token, ""),
+            ("", lock_token, "", 0),
             messages,
         )
 
@@ -510,7 +516,14 @@ class ConversationStore:
         )
 
     async def commit_fold(
-        self, snapshot: FoldSnapshot, end: int, result: FoldResult, *, fold_id: str, window_messages: int
+        self,
+        snapshot: FoldSnapshot,
+        end: int,
+        result: FoldResult,
+        *,
+        fold_id: str,
+        window_messages: int,
+        most_window_messages: int = 0,
     ) -> Committed:
         """Make a fold of `[snapshot's count, end)` real, if generation and count are still the snapshot's.
 
@@ -539,7 +552,7 @@ class ConversationStore:
             [*keys, *self._shared_keys(conversation_id, "pending"), QUEUE, *self._keys(conversation_id, "events")],
             *(conversation_id, snapshot.generation, start, end, fold_id, result.text, result.tokens, _json(entry)),
             *(result.input_tokens, result.output_tokens, window_messages, SWEEP_GRACE_MS),
-            self._channel(conversation_id),
+            *(self._channel(conversation_id), most_window_messages),
         )
         return Committed(CommitStatus(reply[0]), *reply[1:])
 
@@ -694,10 +707,13 @@ class ConversationStore:
         self,
         conversation_id: str,
         figures: tuple[str, str, int, int, int],
-        around: tuple[str, str, str],
+        around: tuple[str, str, str, int],
         messages: Sequence[Message],
     ) -> Appended:
-        """Run the script. `figures`: turn id, generation, window, tokens in and out; `around`: context, lock, owner."""
+        """Run the script.
+
+        `figures`: turn id, generation, window, tokens in and out. `around`: context, lock, owner, most of the window.
+        """
         turn_id, answered_in, window_messages, input_tokens, output_tokens = figures
         keys = self._keys(conversation_id, "history", "summary", "folds", "turns", "context")
         keys += [*self._shared_keys(conversation_id, "conversations", "pending"), QUEUE]

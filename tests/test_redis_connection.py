@@ -23,7 +23,7 @@ from memora.bootstrap import Memora, open_memora
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import SettingsError, StoreError, StoreRefused, StoreUnavailable
 from memora.fold import Folded
-from memora.redis_connection import close_redis, open_redis, redis_errors
+from memora.redis_connection import MAX_CONNECTIONS, close_redis, open_redis, redis_errors
 from memora.settings import Settings
 from memora.storage import open_storage
 from memora.store import ConversationStore
@@ -64,6 +64,55 @@ async def memora(settings: Settings, proxy: TcpProxy) -> AsyncIterator[Memora]:
 
 async def process_of(redis: ArqRedis) -> int:
     return int((await redis.info("server"))["process_id"])
+
+
+class TestThePool:
+    async def test_whoever_has_waited_longest_comes_next(self, redis: ArqRedis) -> None:
+        """A newcomer does not get ahead of those who wait, as it would in redis-py's own pool."""
+        pool, order = redis.connection_pool, list[str]()
+        held = [await pool.get_connection() for _ in range(MAX_CONNECTIONS)]
+
+        async def use(name: str) -> None:
+            connection = await pool.get_connection()
+            order.append(name)
+            await pool.release(connection)
+
+        async with asyncio.TaskGroup() as tasks:
+            for name in "abcde":
+                tasks.create_task(use(name))
+                await asyncio.sleep(0)
+            await pool.release(held.pop())
+            await use("newcomer")
+        assert order == [*"abcde", "newcomer"]
+        for connection in held:
+            await pool.release(connection)
+
+    async def test_what_is_cancelled_while_it_waits_or_holds_leaves_no_hole(self, redis: ArqRedis) -> None:
+        """After many cancellations at every step all connections can be had at once."""
+
+        async def read() -> None:
+            await redis.get("key")
+
+        for steps in range(200):
+            task = asyncio.create_task(read())
+            for _ in range(steps % 20):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task})
+        pool = redis.connection_pool
+        for connection in [await pool.get_connection() for _ in range(MAX_CONNECTIONS)]:
+            await pool.release(connection)
+
+    async def test_a_full_pool_is_waited_for_a_bounded_time(self, redis: ArqRedis) -> None:
+        """Whoever gets no connection hears of it as of a Redis that does not answer."""
+        pool = redis.connection_pool
+        held = [await pool.get_connection() for _ in range(MAX_CONNECTIONS)]
+        vars(pool)["timeout"] = 0.05  # the real one takes seconds
+        with pytest.raises(StoreUnavailable), redis_errors():
+            await redis.ping()
+        for connection in held:
+            await pool.release(connection)
+        assert await redis.ping()
 
 
 class TestCancellation:

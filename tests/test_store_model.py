@@ -22,11 +22,12 @@ from hypothesis.stateful import (
 from turns import MOST_MESSAGES, WINDOW_MESSAGES, fold_result, turn
 
 from memora.core.conversation import Conversation
+from memora.core.window import Window
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import ConversationDeleted, ConversationNotFound
 from memora.fold_queue import QUEUE, job_id
 from memora.redis_connection import close_redis, open_redis
-from memora.store import CommitStatus, ConversationStore, FoldSnapshot
+from memora.store import CommitStatus, ConversationStore, FoldSnapshot, Turn
 
 Result = TypeVar("Result")
 
@@ -38,6 +39,7 @@ IDS = ("a", "history")
 class Life:
     """A conversation as a plain list, from its first turn to its deletion."""
 
+    window: Window
     turns: list[str] = field(default_factory=list)
     folded: int = 0
     folds: list[tuple[int, int]] = field(default_factory=list)
@@ -48,8 +50,12 @@ class Life:
         return 2 * len(self.turns)
 
     @property
+    def window_messages(self) -> int:
+        return self.window.holding(self.messages - self.folded)
+
+    @property
     def pending(self) -> int:
-        return max(0, self.messages - WINDOW_MESSAGES - self.folded)
+        return max(0, self.messages - self.window_messages - self.folded)
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,9 @@ class InFlight:
 class StoreMachine(RuleBasedStateMachine):
     """Drives the real store and the model side by side."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, window: Window) -> None:
         super().__init__()
+        self.window = window
         self.runner = asyncio.Runner()
         self.redis = open_redis(url)
         self.store = ConversationStore(self.redis)
@@ -87,6 +94,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(close_redis(self.redis))
         self.runner.close()
 
+    def turn(self, conversation: Conversation, number: int | str, turn_id: str = "") -> Turn:
+        most = self.window.most_messages
+        return turn(conversation, number, window=self.window.messages, most_window=most, turn_id=turn_id)
+
     def next_number(self) -> int:
         self.number += 1
         return self.number
@@ -96,8 +107,8 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(times):
             number = self.next_number()
             conversation = self.run(self.store.load(name, MOST_MESSAGES))
-            appended = self.run(self.store.append(name, turn(conversation, number)))
-            life = self.lives.setdefault(name, Life())
+            appended = self.run(self.store.append(name, self.turn(conversation, number)))
+            life = self.lives.setdefault(name, Life(self.window))
             life.turns.append(f"turn-{number}")
             assert not appended.repeated
             assert appended.message_count == life.messages
@@ -111,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         turn_id = life.turns[-1 - which % min(len(life.turns), 64)]
         conversation = self.run(self.store.load(name, MOST_MESSAGES))
-        appended = self.run(self.store.append(name, turn(conversation, "again", turn_id=turn_id)))
+        appended = self.run(self.store.append(name, self.turn(conversation, "again", turn_id=turn_id)))
         assert appended.repeated
         assert appended.message_count == life.messages
 
@@ -125,10 +136,10 @@ class StoreMachine(RuleBasedStateMachine):
         number = self.next_number()
         if life is not None and self.lives.get(name) is not life:
             with pytest.raises(ConversationDeleted):
-                self.run(self.store.append(name, turn(conversation, number)))
+                self.run(self.store.append(name, self.turn(conversation, number)))
             return
-        self.run(self.store.append(name, turn(conversation, number)))
-        self.lives.setdefault(name, Life()).turns.append(f"turn-{number}")
+        self.run(self.store.append(name, self.turn(conversation, number)))
+        self.lives.setdefault(name, Life(self.window)).turns.append(f"turn-{number}")
 
     @rule(target=in_flight, name=st.sampled_from(IDS))
     def begin_fold(self, name: str) -> InFlight:
@@ -137,7 +148,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert (snapshot is None) == (life is None)
         if snapshot is None or life is None:
             return multiple()  # type: ignore[return-value]  # Hypothesis: adds nothing to the bundle
-        assert len(snapshot.work(WINDOW_MESSAGES).messages) == life.pending
+        assert snapshot.window_messages == life.window_messages
+        assert len(snapshot.work(snapshot.window_messages).messages) == life.pending
         return InFlight(life, snapshot, f"fold-{self.next_number()}", life.folded)
 
     @rule(fold=in_flight, messages=st.integers(1, 3), times=st.integers(1, 2))
@@ -152,7 +164,12 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(times):
             committed = self.run(
                 self.store.commit_fold(
-                    fold.snapshot, end, fold_result(), fold_id=self.fold_id(fold), window_messages=WINDOW_MESSAGES
+                    fold.snapshot,
+                    end,
+                    fold_result(),
+                    fold_id=self.fold_id(fold),
+                    window_messages=self.window.messages,
+                    most_window_messages=self.window.most_messages,
                 )
             )
             assert committed.status is expected
@@ -255,12 +272,13 @@ class StoreMachine(RuleBasedStateMachine):
         assert sorted(self.lives) == sorted(self.run(self.store.conversation_ids()))
 
 
-def test_the_store_agrees_with_a_plain_model_of_it(redis_server: EmbeddedRedis) -> None:
+@pytest.mark.parametrize("window", [Window(6, 6), Window(6, 10)], ids=["turn by turn", "batches of three"])
+def test_the_store_agrees_with_a_plain_model_of_it(redis_server: EmbeddedRedis, window: Window) -> None:
     """Appends, repetitions, fresh, stale and failed folds, deletions and new lives keep every invariant."""
 
     class Machine(StoreMachine):
         def __init__(self) -> None:
-            super().__init__(redis_server.url)
+            super().__init__(redis_server.url, window)
 
     run_state_machine_as_test(
         Machine,

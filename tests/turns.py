@@ -18,7 +18,14 @@ def message(role: str, content: str) -> Message:
     return Message("user" if role == "user" else "assistant", content, count_text_tokens(content))
 
 
-def turn(conversation: Conversation, number: int | str, *, window: int = WINDOW_MESSAGES, turn_id: str = "") -> Turn:
+def turn(
+    conversation: Conversation,
+    number: int | str,
+    *,
+    window: int = WINDOW_MESSAGES,
+    most_window: int = 0,
+    turn_id: str = "",
+) -> Turn:
     """Turn `number` of a conversation, with an id of its own."""
     question, answer = f"question {number}", f"answer {number}"
     return Turn(
@@ -30,6 +37,7 @@ def turn(conversation: Conversation, number: int | str, *, window: int = WINDOW_
         window_messages=window,
         input_tokens=10,
         output_tokens=5,
+        most_window_messages=most_window,
     )
 
 

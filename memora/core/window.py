@@ -26,6 +26,9 @@ from memora.errors import ContextLengthExceeded
 MESSAGE_RESERVE_SHARE: Final = 8
 """The window leaves an eighth of the budget to the current message, whose size nobody knows beforehand."""
 
+BATCH_RESERVE_SHARE: Final = 4
+"""Turns that only wait for others to leave the window with them leave twice as much to the current message."""
+
 _SMALLEST_SUMMARY_TOKENS: Final = 8
 """A summary cut below this says nothing; then it is left out of the request."""
 
@@ -40,11 +43,34 @@ class Budget:
     vocabulary: str = DEFAULT_VOCABULARY
     summary_in_instructions: bool = False
     calibration: Calibration = Calibration()
+    fold_batch_turns: int = 1
+
+    @property
+    def most_recent_turns(self) -> int:
+        """How far the window may grow before turns leave it: the next one makes a whole batch leave."""
+        return self.max_recent_turns + self.fold_batch_turns - 1
 
     @property
     def local_tokens(self) -> int:
         """The ceiling in tokens as they are counted here."""
         return self.calibration.budget(self.max_input_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How many of the newest messages stay word for word: `messages`, or more while a batch of turns gathers.
+
+    It grows up to `most_messages`; the turn that goes beyond makes it fall back to `messages`, and what has left it is
+    folded together. Without batches both are the same.
+    """
+
+    messages: int
+    most_messages: int
+
+    def holding(self, unsummarized_messages: int) -> int:
+        """Its size when the summary leaves so many messages uncovered."""
+        gathers = unsummarized_messages <= self.most_messages
+        return max(self.messages, unsummarized_messages) if gathers else self.messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,22 +173,27 @@ def window_messages(newest: Sequence[Message], summary: str, instructions: str, 
     A turn that cannot be sent next to the summary would be a gap in every context until it is folded, so it leaves the
     window early. `newest` ends with the newest message and holds whole turns.
     """
-    reserve = budget.local_tokens // MESSAGE_RESERVE_SHARE
-    room = budget.local_tokens - PRIMING_TOKENS - _instruction_tokens(instructions, budget) - reserve
-    room -= _summary_tokens(summary, budget)
-    kept = 0
-    for turn in reversed(turns(newest)[-budget.max_recent_turns :] if budget.max_recent_turns else []):
-        room -= _tail_tokens(turn, budget.vocabulary)
-        if room < 0:
-            break
-        kept += MESSAGES_PER_TURN
-    return kept
+    room = _room_for_turns(summary, instructions, budget) - budget.local_tokens // MESSAGE_RESERVE_SHARE
+    return _fitting_messages(newest, budget.max_recent_turns, room, budget)
+
+
+def select_window(newest: Sequence[Message], summary: str, instructions: str, budget: Budget) -> Window:
+    """The window of `window_messages`, and how far it may grow while turns gather to be folded together.
+
+    Batches save tokens and must not cost a gap, so they gather only as long as there is room for a message that is
+    larger than usual.
+    """
+    fewest = window_messages(newest, summary, instructions, budget)
+    if budget.fold_batch_turns == 1:
+        return Window(fewest, fewest)
+    room = _room_for_turns(summary, instructions, budget) - budget.local_tokens // BATCH_RESERVE_SHARE
+    return Window(fewest, max(fewest, _fitting_messages(newest, budget.most_recent_turns, room, budget)))
 
 
 def most_useful_messages(budget: Budget) -> int:
     """More messages of the tail than this can never be sent, so there is no use in reading them."""
     could_fit = budget.max_input_tokens // message_tokens(0) + MESSAGES_PER_TURN
-    wanted = max(could_fit, budget.max_recent_turns * MESSAGES_PER_TURN)
+    wanted = max(could_fit, budget.most_recent_turns * MESSAGES_PER_TURN)
     return wanted - wanted % MESSAGES_PER_TURN
 
 
@@ -203,6 +234,23 @@ def _fit_summary(summary: Summary, room: int, budget: Budget) -> tuple[str, int]
     if count_text_tokens(short, budget.vocabulary) < _SMALLEST_SUMMARY_TOKENS:
         return "", 0
     return short, _summary_tokens(short, budget)
+
+
+def _room_for_turns(summary: str, instructions: str, budget: Budget) -> int:
+    """What is left for turns and the current message."""
+    fixed = PRIMING_TOKENS + _instruction_tokens(instructions, budget)
+    return budget.local_tokens - fixed - _summary_tokens(summary, budget)
+
+
+def _fitting_messages(newest: Sequence[Message], most_turns: int, room: int, budget: Budget) -> int:
+    """How many messages of the newest turns, at most so many, fit into the room."""
+    kept = 0
+    for turn in reversed(turns(newest)[-most_turns:] if most_turns else []):
+        room -= _tail_tokens(turn, budget.vocabulary)
+        if room < 0:
+            break
+        kept += MESSAGES_PER_TURN
+    return kept
 
 
 def _newest_turns(tail: Sequence[Message], room: int, budget: Budget) -> tuple[Message, ...]:

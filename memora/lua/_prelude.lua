@@ -84,6 +84,11 @@ local function next_generation(generation)
   return life_of(generation) .. '.' .. (number + 1)
 end
 
+-- Messages in the window: it grows up to `most` before turns leave it, all at once, down to `window`.
+local function held(unsummarized, window, most)
+  return unsummarized <= most and math.max(window, unsummarized) or window
+end
+
 local function job_of(id, generation, folded)
   return 'fold:' .. id .. ':' .. generation .. ':' .. folded
 end

@@ -12,7 +12,8 @@
 --        6 messages in the window                      7 grace in ms before the sweep looks after a fold
 --        8 answer input tokens   9 answer output tokens   10 context record (JSON without "position"), or ''
 --        11 lock token, or '' if no lock was taken       12 owner, of a new conversation
---        13 channel for hints    14... messages, an even number (JSON objects without "at")
+--        13 messages the window may grow to before it falls back to 6 (0: it does not grow)
+--        14 channel for hints    15... messages, an even number (JSON objects without "at")
 -- RETURNS {1 stored | 0 repeated | -1 deleted meanwhile | -2 the lock is another's, message_count, summarized_message_count, version, pending,
 --          messages summarized since the last turn, fold tokens since the last turn,
 --          the four usage counters}
@@ -21,8 +22,8 @@ local conversations, pending, queue, lock, events = KEYS[6], KEYS[7], KEYS[8], K
 local id, turn_id, answered_in, new_generation = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local ttl_ms, window, grace_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local input_tokens, output_tokens, context_record = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
-local lock_token, owner, channel = ARGV[11], ARGV[12], ARGV[13]
-local FIRST_MESSAGE = 14
+local lock_token, owner, most_window, channel = ARGV[11], ARGV[12], tonumber(ARGV[13]), ARGV[14]
+local FIRST_MESSAGE = 15
 
 local TURN_IDS_KEPT = 64
 
@@ -38,8 +39,10 @@ local known = state and state.numbers or {}
 local function number(name) return known[name] or 0 end
 local folded = state and state.summarized_message_count or 0
 
+local function waiting(count) return math.max(0, count - folded - held(count - folded, window, most_window)) end
+
 local function figures(status, count, newly, spent)
-  return {status, count, folded, state and state.version or 0, math.max(0, count - window - folded), newly, spent,
+  return {status, count, folded, state and state.version or 0, waiting(count), newly, spent,
     number('answer_input_tokens'), number('answer_output_tokens'), number('fold_input_tokens'),
     number('fold_output_tokens')}
 end
@@ -64,7 +67,8 @@ local fold_tokens = number('fold_input_tokens') + number('fold_output_tokens')
 local newly, spent = folded - number('seen_summarized_message_count'), fold_tokens - number('seen_fold_tokens')
 known.answer_input_tokens = number('answer_input_tokens') + input_tokens
 known.answer_output_tokens = number('answer_output_tokens') + output_tokens
-redis.call('HSET', summary, 'message_count', count, 'updated_at', digits(now), 'window_messages', window,
+redis.call('HSET', summary, 'message_count', count, 'updated_at', digits(now), 'window_messages',
+  held(count - folded, window, most_window),
   'answer_input_tokens', digits(known.answer_input_tokens), 'answer_output_tokens', digits(known.answer_output_tokens),
   'seen_summarized_message_count', folded, 'seen_fold_tokens', digits(fold_tokens))
 
@@ -78,7 +82,7 @@ elseif context_record ~= '' then
 end
 if lock_token ~= '' then redis.call('DEL', lock) end
 tell(events, channel, id, '{"type":"turn","message_count":' .. count .. ',"summarized_message_count":' .. folded
-  .. ',"pending_messages":' .. math.max(0, count - window - folded) .. ',"at":' .. digits(now) .. '}')
+  .. ',"pending_messages":' .. waiting(count) .. ',"at":' .. digits(now) .. '}')
 redis.call('ZADD', conversations, digits(now), id)
 
 if ttl_ms > 0 then
@@ -90,7 +94,7 @@ elseif state and state.expires_at then
   for _, key in ipairs({history, summary, folds, turns, context, events}) do redis.call('PERSIST', key) end
 end
 
-if count - window - folded > 0 then
+if waiting(count) > 0 then
   redis.call('ZADD', pending, 'NX', digits(now + grace_ms), id)
   enqueue(queue, id, generation, folded)
 end

@@ -5,13 +5,14 @@
 -- ARGV   1 id   2 generation   3 count the fold started from   4 count it reaches   5 fold id (makes it safe to repeat)
 --        6 new summary   7 its tokens   8 audit entry (JSON object without "at")   9 fold input tokens
 --        10 fold output tokens   11 messages in the window   12 grace in ms before the sweep looks after a fold
---        13 channel for hints
+--        13 channel for hints   14 messages the window may grow to before it falls back to 11 (0: it does not grow)
 -- RETURNS {1 committed | 0 stale | -1 gone, summarized_message_count, version, pending}
 local history, summary, folds, pending, queue, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, generation, from, to, fold_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local text, text_tokens, entry = ARGV[6], ARGV[7], ARGV[8]
 local input_tokens, output_tokens = ARGV[9], ARGV[10]
 local window, grace_ms, channel = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
+local most_window = tonumber(ARGV[14])
 
 local state, problem = read_state(history, summary)
 if problem then return problem end
@@ -21,7 +22,8 @@ if problem then return problem end
 if not state or state.generation ~= generation then return {-1, 0, 0, 0} end
 
 local count = state.message_count
-local function left_over(folded) return math.max(0, count - window - folded) end
+local function window_after(folded) return held(count - folded, window, most_window) end
+local function left_over(folded) return math.max(0, count - folded - window_after(folded)) end
 
 local last = redis.call('HMGET', summary, 'last_fold_id', 'last_fold_result')
 if last[1] == fold_id then
@@ -48,7 +50,8 @@ local now = now_ms()
 -- The first write is the one that a full Redis refuses, before anything has changed.
 redis.call('RPUSH', folds, string.sub(entry, 1, -2) .. ',"at":' .. digits(now) .. '}')
 redis.call('HSET', summary, 'summary', text, 'summary_tokens', text_tokens, 'summarized_message_count', to,
-  'version', state.version + 1, 'updated_at', digits(now), 'last_fold_id', fold_id, 'last_fold_result', 1)
+  'version', state.version + 1, 'updated_at', digits(now), 'last_fold_id', fold_id, 'last_fold_result', 1,
+  'window_messages', window_after(to))
 redis.call('HINCRBY', summary, 'fold_input_tokens', input_tokens)
 redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
 redis.call('HDEL', summary, 'fold_failures', 'fold_rejections', 'last_fold_error')

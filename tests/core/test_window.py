@@ -13,11 +13,14 @@ from memora.core.conversation import Conversation, Message, Summary
 from memora.core.prompts import DEFAULT_INSTRUCTIONS, summary_message
 from memora.core.tokens import Calibration, count_text_tokens, message_tokens, request_tokens
 from memora.core.window import (
+    BATCH_RESERVE_SHARE,
     MESSAGE_RESERVE_SHARE,
     Budget,
     Context,
+    Window,
     most_useful_messages,
     select_context,
+    select_window,
     window_messages,
 )
 from memora.errors import ContextLengthExceeded
@@ -263,6 +266,39 @@ def test_once_everything_outside_the_window_is_folded_there_is_no_gap(
     context = select_context(folded, "Be brief.", message, budget)
     assert context.gap_messages == 0
     assert not window or context.summary == summary
+
+
+def test_turns_gather_and_leave_the_window_together() -> None:
+    """With a window of three and batches of two, the window holds up to four turns, and the fifth makes two leave."""
+    window = Window(messages=6, most_messages=8)
+    assert [window.holding(2 * turns) for turns in range(7)] == [6, 6, 6, 6, 8, 6, 6]
+
+
+@given(conversations, texts, budgets)
+def test_without_batches_the_window_does_not_grow(stored: Conversation, instructions: str, budget: Budget) -> None:
+    """Both marks are those of `window_messages`."""
+    fewest = window_messages(stored.tail, stored.summary.text, instructions, budget)
+    assert select_window(stored.tail, stored.summary.text, instructions, budget) == Window(fewest, fewest)
+
+
+@given(
+    st.lists(st.integers(1, 90), min_size=1, max_size=8), st.integers(0, 90), st.integers(200, 900), st.integers(1, 5)
+)
+def test_a_batch_that_gathers_costs_no_gap(
+    turn_words: list[int], summary_words: int, max_input_tokens: int, fold_batch_turns: int
+) -> None:
+    """What the window holds fits beside a message of an eighth of the budget, and of a quarter where it has grown."""
+    budget = Budget(max_input_tokens, 2, 300, fold_batch_turns=fold_batch_turns)
+    stored = conversation([("word " * words, "answer") for words in turn_words])
+    summary = "word " * summary_words
+    window = select_window(stored.tail, summary, "Be brief.", budget)
+    assert window.messages <= window.most_messages <= 2 * budget.most_recent_turns
+    held = window.holding(stored.message_count)
+    newest = stored.tail[max(0, stored.message_count - held) :]
+    folded = replace(stored, summary=Summary(summary, stored.message_count - len(newest), 1), tail=newest)
+    share = BATCH_RESERVE_SHARE if len(newest) > window.messages else MESSAGE_RESERVE_SHARE
+    message = "word " * (budget.local_tokens // share - message_tokens(1))
+    assert select_context(folded, "Be brief.", message, budget).gap_messages == 0
 
 
 def test_messages_that_were_not_even_read_are_counted_as_gap() -> None:
