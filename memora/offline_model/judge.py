@@ -24,7 +24,7 @@ from memora.offline_model.call import Call
 from memora.offline_model.markers import Coverage, Marker, ReadSummary, Spans, read_markers, read_summary
 
 Outcome = Literal["ok", "failed", "unknown"]
-OUTCOMES: Final = ("ok", "failed", "unknown")
+OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "failed", "unknown")
 
 MAX_SHOWN_VIOLATIONS: Final = 100
 MAX_WAITING_TURNS: Final = 256
