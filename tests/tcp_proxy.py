@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 from urllib.parse import unquote
@@ -15,11 +16,14 @@ class TcpProxy:
         self._path = unquote(upstream_url.removeprefix("unix://"))
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self._open = asyncio.Event()
         self._open.set()
         self._doomed: list[bytes] = []
+        self._unheard: list[bytes] = []
         self._cuts = 0
         self.lost_replies = 0
+        self.lost_requests = 0
         self.held_back = b""
 
     async def __aenter__(self) -> Self:
@@ -47,6 +51,15 @@ class TcpProxy:
         """Let the server carry out the next commands that hold this fragment, and cut the line before it replies."""
         self._doomed += [fragment] * times
 
+    def lose_request_with(self, fragment: bytes, times: int = 1) -> None:
+        """Cut the line before the server hears of the next commands that hold this fragment."""
+        self._unheard += [fragment] * times
+
+    def cut_lines(self) -> None:
+        """Cut every line there is; new ones are carried."""
+        for writer in self._writers:
+            writer.transport.abort()
+
     def partition(self) -> None:
         """Carry nothing any more, in either direction; what comes from clients can be seen in `held_back`."""
         self._open.clear()
@@ -65,7 +78,12 @@ class TcpProxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        upstream_reader, upstream_writer = await asyncio.open_unix_connection(self._path)
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_unix_connection(self._path)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.add(writer)
         loses = asyncio.Event()
         try:
             back = asyncio.create_task(self._carry_back(upstream_reader, writer, loses))
@@ -78,6 +96,10 @@ class TcpProxy:
                     await self._open.wait()
                     if cuts != self._cuts:
                         break
+                if unheard := next((fragment for fragment in self._unheard if fragment in data), None):
+                    self._unheard.remove(unheard)
+                    self.lost_requests += 1
+                    break
                 if doomed := next((fragment for fragment in self._doomed if fragment in data), None):
                     self._doomed.remove(doomed)
                     loses.set()
@@ -86,16 +108,18 @@ class TcpProxy:
         except OSError:
             pass
         finally:
+            self._writers.discard(writer)
             upstream_writer.transport.abort()
             writer.transport.abort()
 
     async def _carry_back(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, loses: asyncio.Event
     ) -> None:
-        while data := await reader.read(65_536):
-            await self._open.wait()
-            if loses.is_set():
-                self.lost_replies += 1
-                break
-            writer.write(data)
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                await self._open.wait()
+                if loses.is_set():
+                    self.lost_replies += 1
+                    break
+                writer.write(data)
         writer.transport.abort()

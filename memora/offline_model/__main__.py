@@ -20,10 +20,12 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--scriptable", action="store_true", help="take faults and show requests under /_control")
+    parser.add_argument("--judging", action="store_true", help="judge marked requests; verdict under /_control/judge")
     parser.add_argument("--piece-delay-seconds", type=float, default=0.0, help="for each piece of a text")
     options = parser.parse_args()
     model = OfflineModel(
         scriptable=options.scriptable,
+        judging=options.judging,
         host=options.host,
         port=options.port,
         piece_delay_seconds=options.piece_delay_seconds,

@@ -1,4 +1,4 @@
-"""The scripting calls under `/_control`, so that a test can drive the offline model from another process.
+"""The calls under `/_control`, so that a test can drive the offline model, and ask its judge, from another process.
 
 Owns their paths and bodies. Must not hold state of its own.
 """
@@ -12,9 +12,12 @@ from memora.offline_model.call import read_object
 from memora.offline_model.errors import Rejected
 from memora.offline_model.exchange import Exchange
 from memora.offline_model.faults import read_rule
+from memora.offline_model.judge import OUTCOMES, Judge, Report
+from memora.offline_model.markers import read_markers
 from memora.offline_model.script import Script
 
 CONTROL_PATH: Final = "/_control/"
+JUDGE_PATH: Final = CONTROL_PATH + "judge"
 
 
 async def control(exchange: Exchange, script: Script) -> None:
@@ -29,6 +32,42 @@ async def control(exchange: Exchange, script: Script) -> None:
         raise Rejected(404, f"There is no scripting call {request.method} {request.path}.", code="not_found")
     given = read_object(request.body) if request.body else {}
     await exchange.send_json(200, action(script, given, request.query))
+
+
+async def judge_control(exchange: Exchange, judge: Judge) -> None:
+    """Take down the reports of a `POST`, all or none of them, or reply to a `GET` with the verdict.
+
+    Raises:
+        Rejected: it is neither, or a report says something that cannot be.
+    """
+    request = exchange.request
+    if request.method == "POST":
+        reports = read_object(request.body).get("reports")
+        if not isinstance(reports, list):
+            raise Rejected(400, "'reports' has to be a list of objects.", param="reports")
+        for report in [_read_report(given) for given in reports]:
+            judge.report(report)
+        await exchange.send_json(200, {})
+    elif request.method == "GET":
+        await exchange.send_json(200, judge.verdict())
+    else:
+        raise Rejected(
+            405, "The judge takes POST and GET.", code="method_not_supported", headers={"allow": "GET, POST"}
+        )
+
+
+def _read_report(given: object) -> Report:
+    if not isinstance(given, dict):
+        raise Rejected(400, "A report has to be an object.", param="reports")
+    markers = read_markers(str(given.get("marker")))
+    if len(markers) != 1:
+        raise Rejected(400, "The 'marker' of a report has to be like [#k3:7].", param="reports")
+    outcome, gap = given.get("outcome"), given.get("gap_messages", 0)
+    if outcome not in OUTCOMES:
+        raise Rejected(400, f"The 'outcome' of a report has to be one of {', '.join(OUTCOMES)}.", param="reports")
+    if not isinstance(gap, int) or isinstance(gap, bool) or gap < 0:
+        raise Rejected(400, "The 'gap_messages' of a report have to be a count.", param="reports")
+    return Report(markers[0], outcome, gap)
 
 
 def _add_fault(script: Script, given: Mapping[str, Any], _: Mapping[str, str]) -> object:

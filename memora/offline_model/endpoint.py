@@ -16,6 +16,7 @@ import anyio
 from memora.offline_model.errors import Rejected
 from memora.offline_model.exchange import Exchange
 from memora.offline_model.faults import read_rule
+from memora.offline_model.judge import Judge
 from memora.offline_model.script import Script
 from memora.offline_model.service import Service, new_id
 from memora.offline_model.wire import HttpRequest, Wire
@@ -32,13 +33,15 @@ class OfflineModel:
 
     Port 0 takes a free one. `piece_delay_seconds` is how long it takes for each piece of a text, about a word, whether
     it is streamed or not. Only a `scriptable` one keeps what it was sent and can be made to misbehave, over HTTP under
-    `/_control` or by the methods here, which are called in its own event loop.
+    `/_control` or by the methods here, which are called in its own event loop. A `judging` one judges every request
+    that carries markers; its `judge` is also reached under `/_control/judge`.
     """
 
     def __init__(
         self,
         *,
         scriptable: bool = False,
+        judging: bool = False,
         host: str = "127.0.0.1",
         port: int = 0,
         piece_delay_seconds: float = 0.0,
@@ -46,7 +49,8 @@ class OfflineModel:
         self._host = host
         self._port = port
         self._script = Script() if scriptable else None
-        self._service = Service(self._script, piece_delay_seconds)
+        self._judge = Judge() if judging else None
+        self._service = Service(self._script, self._judge, piece_delay_seconds)
         self._server: asyncio.Server | None = None
         self._is_open = False
         self._connections: set[asyncio.Task[None]] = set()
@@ -95,6 +99,17 @@ class OfflineModel:
         if not self._port:
             raise RuntimeError("the offline model has no address before it is started")
         return f"http://{self._host}:{self._port}/v1"
+
+    @property
+    def judge(self) -> Judge:
+        """The judge of its requests.
+
+        Raises:
+            RuntimeError: it is not judging.
+        """
+        if self._judge is None:
+            raise RuntimeError("make it with OfflineModel(judging=True) to have its requests judged")
+        return self._judge
 
     def requests(self, since: int = 0) -> list[dict[str, Any]]:
         """What it was sent, from the `since`-th request on, oldest first; as `GET /_control/requests`."""

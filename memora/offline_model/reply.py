@@ -76,9 +76,9 @@ class Identity:
         return cls(new_id("resp_"), new_id("msg_"), int(now))
 
 
-def honest_draft(call: Call) -> Draft:
-    """The reply to a call by the extractive model, cut off at the call's `max_output_tokens`."""
-    draft = Draft(_AUTHORS[call.kind](call), count_input_tokens(call))
+def honest_draft(call: Call, text: str | None = None) -> Draft:
+    """The reply to a call, `text` or the extractive model's own, cut off at the call's `max_output_tokens`."""
+    draft = Draft(_AUTHORS[call.kind](call) if text is None else text, count_input_tokens(call))
     return draft if call.max_output_tokens is None else _cut_off(draft, call.max_output_tokens)
 
 

@@ -17,10 +17,11 @@ import anyio
 import anyio.to_thread
 
 from memora.offline_model.call import GENERATING, MODEL_NAME, Call, read_call, read_count_call
-from memora.offline_model.control import CONTROL_PATH, control
+from memora.offline_model.control import CONTROL_PATH, JUDGE_PATH, control, judge_control
 from memora.offline_model.errors import Rejected, scripted_error
 from memora.offline_model.exchange import AS_USUAL, EVENT_STREAM, HTML, JSON, Exchange
 from memora.offline_model.faults import HTML_PAGE, Delivery, Fault, Rule, apply_to_draft, delivery_for, garbage
+from memora.offline_model.judge import Judge
 from memora.offline_model.reply import (
     Draft,
     Identity,
@@ -51,10 +52,14 @@ def new_id(prefix: str) -> str:
 
 
 class Service:
-    """Replies to requests. Without a script it is honest, and keeps nothing of what it is sent."""
+    """Replies to requests. Without a script it is honest, and keeps nothing of what it is sent.
 
-    def __init__(self, script: Script | None, piece_delay_seconds: float) -> None:
+    With a judge, marked requests are judged, whatever becomes of their replies, and answered with markers.
+    """
+
+    def __init__(self, script: Script | None, judge: Judge | None, piece_delay_seconds: float) -> None:
         self._script = script
+        self._judge = judge
         self._piece_delay_seconds = piece_delay_seconds
         self._threads = anyio.CapacityLimiter(_WORKER_THREADS)
 
@@ -69,7 +74,9 @@ class Service:
             exchange.wire.abort()
 
     async def _route(self, exchange: Exchange) -> None:
-        if self._script is None:
+        if self._judge is not None and exchange.request.path == JUDGE_PATH:
+            await _rejecting(exchange, partial(judge_control, exchange, self._judge))
+        elif self._script is None:
             await _rejecting(exchange, partial(self._reply_honestly, exchange))
         elif exchange.request.path.startswith(CONTROL_PATH):
             await _rejecting(exchange, partial(control, exchange, self._script))
@@ -95,17 +102,20 @@ class Service:
         await self._reply_to(exchange, call, rule.fault)
 
     async def _reply_to(self, exchange: Exchange, call: Call, fault: Fault | None) -> None:
+        text = self._judge.read(call) if self._judge is not None and call.kind in GENERATING else None
         if fault is not None and fault.kind in _SPOILERS:
             await _SPOILERS[fault.kind](exchange, call, fault)
         elif call.kind in GENERATING:
-            await self._generate(exchange, call, fault)
+            await self._generate(exchange, call, fault, text)
         elif call.kind == "count":
             await self._count(exchange, call, fault)
         else:
             await exchange.deliver(_models(exchange.request.path), _delivery(fault))
 
-    async def _generate(self, exchange: Exchange, call: Call, fault: Fault | None) -> None:
-        draft = await self._work(exchange, partial(_draft, call, fault))
+    async def _generate(self, exchange: Exchange, call: Call, fault: Fault | None, text: str | None) -> None:
+        draft = await self._work(exchange, partial(_draft, call, fault, text))
+        if self._judge is not None:
+            self._judge.spoil(call, draft.text[: draft.sent_characters])
         identity = Identity.new(new_id, time.time())
         if call.is_stream:
             events = response_events(draft, call, identity)
@@ -156,8 +166,8 @@ _ROUTES: Final[dict[str, tuple[str, Callable[[bytes], Call]]]] = {
 }
 
 
-def _draft(call: Call, fault: Fault | None) -> Draft:
-    draft = honest_draft(call)
+def _draft(call: Call, fault: Fault | None, text: str | None) -> Draft:
+    draft = honest_draft(call, text)
     return draft if fault is None else apply_to_draft(fault, draft, call)
 
 
