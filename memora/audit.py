@@ -66,8 +66,9 @@ class CheckResult:
 class AuditReport:
     """What an audit found.
 
-    `findings` are those that are left, at most `MOST_FINDINGS`; `finding_count` counts all. `repaired` are those that
-    were mended. `unread` are conversations that were never the same for long enough to be read.
+    `findings` are those that are left, at most `MOST_FINDINGS`; `finding_count` counts all of them, `mendable_count`
+    those that a repair could mend. `repaired` are those that it has mended. `unread` are conversations that were never
+    the same for long enough to be read.
     """
 
     conversations: int
@@ -76,6 +77,7 @@ class AuditReport:
     checks: tuple[CheckResult, ...]
     findings: tuple[Finding, ...] = ()
     finding_count: int = 0
+    mendable_count: int = 0
     repaired: tuple[Finding, ...] = ()
     unread: tuple[str, ...] = ()
 
@@ -192,7 +194,7 @@ class _Auditor:
         self._findings: list[Finding] = []
         self._repaired: list[Finding] = []
         self._unread: list[str] = []
-        self._conversations = self._messages = self._folds = 0
+        self._conversations = self._messages = self._folds = self._mendable = 0
 
     async def look_at_all(self) -> None:
         """Everything under our prefix, everything that is listed, every fold job, and the server."""
@@ -211,14 +213,12 @@ class _Auditor:
         Raises:
             ConversationNotFound: there is nothing of it, not even a trace.
         """
-        (stored,) = await self._store.states([conversation_id])
         async for found in self._store.keys(conversation_id):
             await self._look_at_keys(found)
         await self._look_at_some([conversation_id])
         async for jobs in self._store.jobs(conversation_id):
             await self._look_at_jobs(jobs)
-        is_there = stored.exists or self._conversations or self._findings or self._repaired
-        if not is_there:
+        if not (self._conversations or self._findings or self._repaired or self._unread):
             what = f"there is no conversation {conversation_id}: `memora inspect` lists those there are"
             raise ConversationNotFound(what)
 
@@ -235,6 +235,7 @@ class _Auditor:
             ),
             findings=tuple(self._findings),
             finding_count=self._found.total(),
+            mendable_count=self._mendable,
             repaired=tuple(self._repaired),
             unread=tuple(self._unread),
         )
@@ -378,6 +379,7 @@ class _Auditor:
 
     def _add(self, findings: Sequence[Finding]) -> None:
         self._found.update(finding.check for finding in findings)
+        self._mendable += sum(finding.repair is not None for finding in findings)
         self._findings += findings[: MOST_FINDINGS - len(self._findings)]
         for finding in findings:
             self._looked_at.setdefault(finding.check, 0)

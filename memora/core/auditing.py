@@ -54,6 +54,9 @@ _OTHER_NUMBERS: Final = (
     *("expires_at", "fold_conflicts", "fold_failures", "fold_rejections"),
     *("seen_summarized_message_count", "seen_fold_tokens"),
 )
+_REQUIRED_FIELDS: Final = 4
+"""Role, content, tokens and at: a message that has no more, as most, has no options to look at."""
+
 _MOST_DIGITS: Final = 15
 """Longer numbers are refused by the scripts: Lua could not count with them."""
 
@@ -229,8 +232,11 @@ def audit_conversation(
         return findings
     findings += _from_scan(stored, "history", history.problems)
     findings += _from_scan(stored, "folds", trail.problems)
-    findings += [*_whole_turns(stored), *_counters(stored, trail), *_summary(stored, trail, cap)]
-    findings += [*_usage(stored, trail), *_turns(stored), *_last_context(stored), *_outbox(stored)]
+    counters = list(_counters(stored, trail))
+    # What is remembered of turns can only be held against a history that is counted.
+    is_counted = all(finding.repair for finding in counters)
+    findings += [*_whole_turns(stored), *counters, *_summary(stored, trail, cap), *_usage(stored, trail)]
+    findings += [*_turns(stored, is_counted), *_last_context(stored, is_counted), *_outbox(stored)]
     return findings
 
 
@@ -273,7 +279,7 @@ def _message_problems(position: int, raw: bytes) -> Iterator[tuple[str, Problem]
     if not isinstance(content, str) or not _is_count(record.get("at")):
         yield "history", Problem("a text and a time", f"message {position} lacks one")
         return
-    if not _has_sound_options(record):
+    if len(record) > _REQUIRED_FIELDS and not _has_sound_options(record):
         yield "history", Problem("phase, vocabulary and the like as they are written", f"message {position} has others")
     if record.get("absent") and content:
         yield "history", Problem("no text where there is no message", f"message {position} is absent and has one")
@@ -507,14 +513,15 @@ def _usage(stored: StoredConversation, trail: TrailScan) -> Iterator[Finding]:
             yield Finding(stored.id, "usage", expected, f"{counted:,}", keys, repair, (change,))
 
 
-def _turns(stored: StoredConversation) -> Iterator[Finding]:
+def _turns(stored: StoredConversation, is_counted: bool) -> Iterator[Finding]:
     """The turn ids that make a turn safe to send again."""
     keys, count = (stored.key("turns"),), stored.history_length
     ends = [end for _, end in stored.turns]
     beyond = [end for end in ends if end > count]
     if beyond:
         found = f"one that ends at {max(beyond):,.0f}"
-        yield Finding(stored.id, "turns", f"turns of the {count:,} messages", found, keys, RepairKind.TURNS)
+        repair = RepairKind.TURNS if is_counted else None
+        yield Finding(stored.id, "turns", f"turns of the {count:,} messages", found, keys, repair)
     elif count and (not ends or max(ends) != count):
         yield Finding(stored.id, "turns", "the id of the newest turn", "it is not remembered", keys)
     if any(end % MESSAGES_PER_TURN for end in ends) or stored.turns_length > TURN_IDS_KEPT:
@@ -522,7 +529,7 @@ def _turns(stored: StoredConversation) -> Iterator[Finding]:
         yield Finding(stored.id, "turns", f"at most {TURN_IDS_KEPT} ids of whole turns", found, keys)
 
 
-def _last_context(stored: StoredConversation) -> Iterator[Finding]:
+def _last_context(stored: StoredConversation, is_counted: bool) -> Iterator[Finding]:
     if stored.context is None:
         return
     keys, record = (stored.key("context"),), _object(stored.context) or {}
@@ -531,7 +538,8 @@ def _last_context(stored: StoredConversation) -> Iterator[Finding]:
         yield Finding(stored.id, "turns", "a record of the last context", "something else", keys)
     elif position + MESSAGES_PER_TURN > stored.history_length:
         found = f"message {position}"
-        yield Finding(stored.id, "turns", "the context of a message that is there", found, keys, RepairKind.TURNS)
+        repair = RepairKind.TURNS if is_counted else None
+        yield Finding(stored.id, "turns", "the context of a message that is there", found, keys, repair)
 
 
 # --- values ---
