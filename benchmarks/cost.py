@@ -145,20 +145,20 @@ async def opened(home: Path, redis_url: str, endpoint_url: str, speed: str) -> A
 
 
 async def alone(bench: Bench, effort: Effort) -> dict[tuple[str, int], list[Observed]]:
-    """One turn at a time, every way at every size in every round; what has no memory runs once a round."""
-    memora, found = bench.memora, dict[tuple[str, int], list[Observed]]()
-    for size in effort.sizes:
-        await grow(memora, f"size-{size}", size)
+    """One turn at a time: every way, and all that have a memory at every size, in another order in each round."""
+    found, dice = dict[tuple[str, int], list[Observed]](), random.Random(1)
+    with_memory = [(name, size) for name in ("memora", "inline", "http") for size in effort.sizes]
+    turns = [("thin", effort.sizes[0]), ("bare", effort.sizes[0]), *with_memory]
     for number in range(-1, effort.alone_rounds):
-        for size in effort.sizes:
-            for name in WAYS if size == effort.sizes[0] else ("memora", "inline", "http"):
-                conversation = f"size-{size}"
-                if name == "inline":
-                    await _leave_one_turn_pending(bench, conversation, size)
-                observed = await bench.ways[name].turn(conversation)
-                await _settle(bench, conversation, size)
-                if number >= 0:
-                    found.setdefault((name, size), []).append(observed)
+        dice.shuffle(turns)
+        for name, size in turns:
+            conversation = f"size-{size}"
+            if name == "inline":
+                await _leave_one_turn_pending(bench, conversation, size)
+            observed = await bench.ways[name].turn(conversation)
+            await _settle(bench, conversation, size)
+            if number >= 0:
+                found.setdefault((name, size), []).append(observed)
     return found
 
 
@@ -264,6 +264,7 @@ async def run(effort: Effort) -> Report:
         environment = clean_environment(home)
         url, endpoint_pid = stack.enter_context(endpoint(environment, home / "endpoint.log", *effort.endpoint_options))
         async with opened(home, redis.url, url, "instant") as bench:
+            await rows_memory(report, bench, effort)
             rows_alone(report, await alone(bench, effort), effort)
             await rows_at_redis(report, bench, effort)
             started, busy = time.perf_counter(), busy_seconds(endpoint_pid)
@@ -324,15 +325,19 @@ def rows_paced(report: Report, found: dict[str, list[float]], effort: Effort) ->
         report.add(Row(f"… through the server, p{share}", "s", {"http": values["http"]}, served))
 
 
+async def rows_memory(report: Report, bench: Bench, effort: Effort) -> None:
+    for size in effort.sizes:
+        await grow(bench.memora, f"size-{size}", size)
+        memory = await memory_of(bench, f"size-{size}")
+        report.add(Row(f"memory of {size:,} messages", "bytes", {"memora": memory}))
+
+
 async def rows_at_redis(report: Report, bench: Bench, effort: Effort) -> None:
     traffic_of = await at_redis(bench, effort)
     for place, unit, most in ((0, "scripts", 2.0), (1, "bytes to Redis", 4_000.0), (2, "bytes from Redis", 4_000.0)):
         figures = [found[place] for found in traffic_of.values()]
         name = f"Redis a turn, {effort.sizes[-1]:,} messages"
         report.add(Row(name, unit, {"memora": figures[-1]}, Target("at every size", max(figures), most)))
-    for size in effort.sizes:
-        memory = await memory_of(bench, f"size-{size}")
-        report.add(Row(f"memory of {size:,} messages", "bytes", {"memora": memory}))
 
 
 async def rows_tokens(report: Report, effort: Effort) -> None:

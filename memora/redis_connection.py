@@ -174,6 +174,15 @@ class _FairPool(ConnectionPool):
             raise
         return connection
 
+    async def ensure_connection(self, connection: AbstractConnection) -> None:
+        """Connect it if it is not.
+
+        redis-py also looks for bytes that nobody has read, which costs each command a turn of the event loop. There are
+        none: a connection whose reply was given up is closed. One that the server has closed fails the first command,
+        which is then sent again over a new one.
+        """
+        await connection.connect()  # type: ignore[no-untyped-call]  # redis-py
+
     async def release(self, connection: AbstractConnection) -> None:
         """Give a connection back."""
         try:

@@ -27,8 +27,9 @@ SERVER = "http://127.0.0.1:8000"
 LONG_RUNNING = {
     *(FIRST_COMMAND, TEST_COMMAND),
     *("memora worker", "memora chat", "memora up", "python benchmarks/flat_cost.py"),
+    *(f"python benchmarks/{name}.py" for name in ("cost", "economics", "growth")),
 }
-"""Checked by tests of their own below, or, the second, by CI."""
+"""Checked by tests of their own below, the second by CI, and the last by `test_benchmarks.py`."""
 
 
 def blocks(kind: str) -> list[str]:
