@@ -128,7 +128,7 @@ class Ledger:
 class Habits:
     """What clients do: how many turns a conversation has, and how often it is deleted and begun again, and so on."""
 
-    turns: tuple[int, int] = (20, 60)
+    turns: tuple[int, int] = (8, 50)
     deletes: float = 0.3
     streams: float = 0.4
     gives_up: float = 0.5

@@ -20,12 +20,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from chaos_checks import Stored, faults_of, is_drained, read_stored
+from chaos_child import GUARDS
 from chaos_clients import ChatClient, Habits, Ledger, WebClient
 from chaos_processes import Child, RedisProcess
 from polling import eventually
@@ -38,8 +39,6 @@ from memora.redis_connection import close_redis, open_redis
 LEASE_SECONDS = 1.5
 START_SECONDS = 120.0
 DRAIN_SECONDS = 60.0
-_FROZEN_SECONDS = (2.5, 6.0)
-"""Longer than any lease: long enough for somebody else to take over and to go on."""
 
 ANSWER_FAULTS: tuple[dict[str, Any], ...] = (
     {"kind": "status", "status": 500},
@@ -87,7 +86,10 @@ USUAL: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is made of. `events` are weights; `weakened` is a guard that is taken out of the scripts."""
+    """What a run is made of. `events` are weights; `weakened` is a guard that is taken out of the scripts.
+
+    What is frozen stays so for longer than any lease: long enough for somebody else to take over and to go on.
+    """
 
     seconds: float
     seed: int
@@ -99,7 +101,60 @@ class Plan:
     workers: int = 3
     summary_delay_seconds: float = 0.1
     piece_delay_seconds: float = 0.005
+    answer_timeout_seconds: float = 6.0
+    frozen_seconds: tuple[float, float] = (2.5, 6.0)
     weakened: str = ""
+
+
+DIRECTED: Mapping[str, Plan] = {
+    "generation of a fold": Plan(
+        12.0,
+        1,
+        events={"lose requests": 1},
+        web_clients=6,
+        chat_clients=0,
+        habits=Habits(turns=(5, 7), deletes=1.0, streams=0.0, leaves=0.0, pause_seconds=0.02),
+        summary_delay_seconds=1.5,
+    ),
+    "count of a fold": Plan(
+        20.0,
+        1,
+        events={"freeze a worker": 1},
+        pause_seconds=0.8,
+        web_clients=8,
+        chat_clients=0,
+        habits=Habits(streams=0.0, leaves=0.0, pause_seconds=0.1),
+        summary_delay_seconds=0.5,
+        frozen_seconds=(2.0, 3.0),
+    ),
+    "turn id of an append": Plan(
+        12.0, 1, events={"lose replies": 1}, pause_seconds=0.2, web_clients=0, chat_clients=3, workers=1
+    ),
+    "turn id of a retry": Plan(
+        10.0,
+        1,
+        events={"lose requests": 1},
+        web_clients=6,
+        chat_clients=0,
+        workers=1,
+        habits=Habits(streams=0.0, leaves=0.5),
+        piece_delay_seconds=0.02,
+    ),
+    "lock of a turn": Plan(
+        25.0,
+        1,
+        events={"freeze a server": 1},
+        pause_seconds=2.0,
+        web_clients=10,
+        chat_clients=0,
+        workers=1,
+        habits=Habits(streams=1.0, gives_up=1.0, leaves=0.0, pause_seconds=0.05),
+        piece_delay_seconds=0.1,
+        answer_timeout_seconds=30.0,
+        frozen_seconds=(5.0, 7.0),
+    ),
+}
+"""For each guard the traffic that needs it, so that a run without the guard goes wrong in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +188,7 @@ class Chaos:
             "MEMORA_REDIS_URL": proxy.url,
             "MEMORA_FOLD_LEASE_SECONDS": "1",
             "MEMORA_FOLD_RETRY_SECONDS": "0.1",
-            "MEMORA_ANSWER_TIMEOUT_SECONDS": "4",
+            "MEMORA_ANSWER_TIMEOUT_SECONDS": str(plan.answer_timeout_seconds),
             "MEMORA_SUMMARY_TIMEOUT_SECONDS": "4",
             "MEMORA_SHUTDOWN_GRACE_SECONDS": "2",
             "MEMORA_TOKEN_COUNTER": "local",
@@ -180,6 +235,7 @@ class Chaos:
         """One thing after the other, some of them lasting; to one process, one at a time."""
         deadline = time.monotonic() + self._plan.seconds
         names, weights = list(self._plan.events), list(self._plan.events.values())
+        self._spare_folds()
         async with asyncio.TaskGroup() as lasting:
             while time.monotonic() < deadline:
                 name = self._rng.choices(names, weights)[0]
@@ -227,7 +283,7 @@ class Chaos:
 
     async def _freeze(self, child: Child) -> None:
         child.send(signal.SIGSTOP)
-        await asyncio.sleep(self._rng.uniform(*_FROZEN_SECONDS))
+        await asyncio.sleep(self._rng.uniform(*self._plan.frozen_seconds))
         child.send(signal.SIGCONT)
 
     async def _move(self, child: Child) -> None:
@@ -366,13 +422,15 @@ def _free_port() -> int:
 def main() -> int:
     """Run once and print the tally. Returns 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python tests/chaos_run.py", description=main.__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--plan", choices=DIRECTED, help="traffic that needs one guard, instead of everything")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", type=Path, help="keep everything in this directory, of a short path")
-    parser.add_argument("--weaken", default="", help="take one guard out of the scripts")
+    parser.add_argument("--weaken", default="", choices=GUARDS, help="take one guard out of the scripts")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memora-chaos-") as directory:
-        plan = Plan(options.seconds, options.seed, weakened=options.weaken)
+        plan = DIRECTED.get(options.plan, Plan(60.0, 1))
+        plan = replace(plan, seed=options.seed, seconds=options.seconds or plan.seconds, weakened=options.weaken)
         outcome = asyncio.run(run_chaos(plan, options.logs or Path(directory)))
     sys.stdout.write(f"{outcome}\n")
     return 1 if outcome.faults else 0

@@ -105,8 +105,8 @@ class TcpProxy:
                     loses.set()
                 upstream_writer.write(data)
                 await upstream_writer.drain()
-        except OSError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            pass  # cancelled only at the end of the proxy, and Python 3.11 makes a noise of a cancelled one
         finally:
             self._writers.discard(writer)
             upstream_writer.transport.abort()
