@@ -16,6 +16,8 @@ local state, problem = read_state(history, summary)
 problem = problem or wrong_type(pending, 'zset') or wrong_type(queue, 'zset') or wrong_type(lock, 'string')
   or wrong_type(events, 'stream')
 if problem then return problem end
+-- Sent again after a lost reply: nobody else can know the new generation.
+if state and state.generation == new_generation then return 1 end
 if not state or state.generation ~= found_in then return -1 end
 if redis.call('GET', lock) ~= lock_token then return -2 end
 local folded = state.summarized_message_count
