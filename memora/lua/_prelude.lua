@@ -105,6 +105,24 @@ local function enqueue(queue, id, generation, folded)
   return true
 end
 
+local FOLDS_REMEMBERED = 8
+
+-- What became of a fold that this conversation was told of before: '1' committed, '0' not; nil if it is new. More than the
+-- last one is remembered, because another fold may come between a lost reply and its repetition.
+local function known_fold(summary, fold_id)
+  local recent = ' ' .. (redis.call('HGET', summary, 'recent_folds') or '')
+  local _, found = string.find(recent, ' ' .. fold_id .. '=', 1, true)
+  return found and string.sub(recent, found + 1, found + 1)
+end
+
+local function remember_fold(summary, fold_id, result)
+  local recent = {fold_id .. '=' .. result}
+  for fold in string.gmatch(redis.call('HGET', summary, 'recent_folds') or '', '%S+') do
+    if #recent < FOLDS_REMEMBERED then recent[#recent + 1] = fold end
+  end
+  redis.call('HSET', summary, 'recent_folds', table.concat(recent, ' '))
+end
+
 local EVENTS_KEPT = 256
 
 -- Tell what happened: a bounded stream that can be read again from any point, and a hint (id and type) on a channel.

@@ -25,16 +25,16 @@ local count = state.message_count
 local function window_after(folded) return held(count - folded, window, most_window) end
 local function left_over(folded) return math.max(0, count - folded - window_after(folded)) end
 
-local last = redis.call('HMGET', summary, 'last_fold_id', 'last_fold_result')
-if last[1] == fold_id then
-  return {tonumber(last[2]) or 0, state.summarized_message_count, state.version,
+local known = known_fold(summary, fold_id)
+if known then
+  return {tonumber(known) or 0, state.summarized_message_count, state.version,
     left_over(state.summarized_message_count)}
 end
 if state.summarized_message_count ~= from then
   redis.call('HINCRBY', summary, 'fold_input_tokens', input_tokens)
   redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
   redis.call('HINCRBY', summary, 'fold_conflicts', 1)
-  redis.call('HSET', summary, 'last_fold_id', fold_id, 'last_fold_result', 0)
+  remember_fold(summary, fold_id, 0)
   tell(events, channel, id, '{"type":"conflict","from":' .. from .. ',"to":' .. to .. ',"summarized_message_count":'
     .. state.summarized_message_count .. ',"at":' .. digits(now_ms()) .. '}')
   return {0, state.summarized_message_count, state.version, left_over(state.summarized_message_count)}
@@ -50,8 +50,8 @@ local now = now_ms()
 -- The first write is the one that a full Redis refuses, before anything has changed.
 redis.call('RPUSH', folds, string.sub(entry, 1, -2) .. ',"at":' .. digits(now) .. '}')
 redis.call('HSET', summary, 'summary', text, 'summary_tokens', text_tokens, 'summarized_message_count', to,
-  'version', state.version + 1, 'updated_at', digits(now), 'last_fold_id', fold_id, 'last_fold_result', 1,
-  'window_messages', window_after(to))
+  'version', state.version + 1, 'updated_at', digits(now), 'window_messages', window_after(to))
+remember_fold(summary, fold_id, 1)
 redis.call('HINCRBY', summary, 'fold_input_tokens', input_tokens)
 redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
 redis.call('HDEL', summary, 'fold_failures', 'fold_rejections', 'last_fold_error')

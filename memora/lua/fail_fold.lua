@@ -15,11 +15,11 @@ if problem then return problem end
 problem = wrong_type(pending, 'zset') or wrong_type(events, 'stream')
 if problem then return problem end
 if not state or state.generation ~= generation then return -1 end
-if redis.call('HGET', summary, 'last_fold_id') == fold_id then
+if known_fold(summary, fold_id) then
   return state.summarized_message_count == from and 1 or 0
 end
 
-redis.call('HSET', summary, 'last_fold_id', fold_id, 'last_fold_result', 0)
+remember_fold(summary, fold_id, 0)
 redis.call('HINCRBY', summary, 'fold_input_tokens', input_tokens)
 redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
 if state.summarized_message_count ~= from then return 0 end

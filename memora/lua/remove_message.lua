@@ -17,7 +17,12 @@ problem = problem or wrong_type(pending, 'zset') or wrong_type(queue, 'zset') or
   or wrong_type(events, 'stream')
 if problem then return problem end
 if not state or life_of(state.generation) ~= life_of(found_in) then return -1 end
-if redis.call('GET', lock) ~= lock_token then return -2 end
+if redis.call('GET', lock) ~= lock_token then
+  -- Sent again after a lost reply, it finds what it did; the lock went with it.
+  local found = redis.call('LINDEX', history, position) or ''
+  local beginning = string.sub(absent, 1, -2)
+  return string.sub(found, 1, #beginning) == beginning and 1 or -2
+end
 local folded = state.summarized_message_count
 if position >= state.message_count then return 0 end
 if position < folded then return -3 end

@@ -51,7 +51,7 @@ local waiting = math.max(0, state.message_count - window - folded)
 redis.call('HSET', summary, 'generation', generation, 'summary', text, 'summary_tokens', tokens,
   'summarized_message_count', folded, 'version', version, 'updated_at', digits(now),
   'seen_summarized_message_count', math.min(state.numbers.seen_summarized_message_count, folded))
-redis.call('HDEL', summary, 'fold_failures', 'fold_rejections', 'last_fold_error', 'last_fold_id', 'last_fold_result')
+redis.call('HDEL', summary, 'fold_failures', 'fold_rejections', 'last_fold_error')
 if version > 0 then redis.call('LTRIM', folds, 0, version - 1) else redis.call('DEL', folds) end
 if kept_text then redis.call('SET', context, kept_text, 'KEEPTTL') end
 local old_job = job_of(id, state.generation, state.summarized_message_count)
