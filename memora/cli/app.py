@@ -126,6 +126,43 @@ def audit(
     _call("audit", conversation=conversation, as_json=as_json, repair=repair)
 
 
+@app.command(help=_TEXTS.loadtest_help)
+def loadtest(  # noqa: PLR0917  # typer makes an option of each
+    rate: Annotated[float, typer.Option(min=0.01, max=10_000, help="Turns a second.")] = 10.0,
+    conversations: Annotated[int, typer.Option(min=1, max=100_000, help="Conversations.")] = 20,
+    duration: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds.")] = 30.0,
+    url: Annotated[str | None, typer.Option(help="A server that runs; without it a private one is started.")] = None,
+    remote: Annotated[bool, typer.Option("--remote", help="The server may be another machine.")] = False,
+    as_json: JsonOption = False,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write a report with plots.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same plan.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers of the private server.")] = 2,
+    message_words: Annotated[int, typer.Option(min=1, max=1_000, help="Words of a message, about.")] = 15,
+    model_first_seconds: Annotated[float, typer.Option(min=0, max=60, help="Until the model's first piece.")] = 0.3,
+    model_reply_seconds: Annotated[float, typer.Option(min=0, max=60, help="Of a whole answer.")] = 1.0,
+    summary_seconds: Annotated[float, typer.Option(min=0, max=60, help="Of a summary.")] = 2.0,
+    kill_worker_every: Annotated[float, typer.Option(min=0, help="Seconds between two killed workers.")] = 0.0,
+    restart_redis_every: Annotated[float, typer.Option(min=0, help="Seconds between two restarts of Redis.")] = 0.0,
+    provider_errors: Annotated[float, typer.Option(min=0, max=1, help="Share of turns whose model fails once.")] = 0.0,
+) -> None:
+    """Put a server under load."""
+    from memora.loadtest.plan import Load  # noqa: PLC0415  # heavy, and only of use here
+    from memora.loadtest.private import Pace  # noqa: PLC0415  # likewise
+    from memora.loadtest.run import Faults  # noqa: PLC0415  # likewise
+
+    _call(
+        "loadtest",
+        load=Load(rate, conversations, duration, message_words, seed),
+        faults=Faults(kill_worker_every, restart_redis_every, provider_errors),
+        pace=Pace(model_first_seconds, model_reply_seconds, summary_seconds),
+        workers=workers,
+        url=url,
+        remote=remote,
+        as_json=as_json,
+        html=html,
+    )
+
+
 @app.command(help=_TEXTS.delete_help)
 def delete(
     conversation: IdArgument, yes: Annotated[bool, typer.Option("--yes", "-y", help=_TEXTS.yes_option)] = False

@@ -143,6 +143,12 @@ class Texts:
     rebuild_goes_on: str
     rolled_back: str
 
+    # --- loadtest
+    loadtest_help: str
+    loadtest_starting: str
+    loadtest_judging: str
+    loadtest_progress: str
+
     # --- audit
     audit_keys: str
     audit_index: str
@@ -218,6 +224,11 @@ ENGLISH: Final = Texts(
     delete_help="Forget one conversation.",
     yes_option="Do not ask.",
     export_help="Write one conversation to standard output as JSON.",
+    loadtest_help="Put a server under load, by default one of its own, and judge what became of every turn.",
+    loadtest_starting="starting a private Redis, model, server and workers",
+    loadtest_judging="waiting for the last folds, then auditing",
+    loadtest_progress="{elapsed}/{duration} s · {turns} turns, {running} running, {errors} errors · "
+    "first token {median} ms, p99 {p99} ms",
     audit_help="Check everything that is stored, or one conversation; --repair mends what can be derived.",
     repair_option="Mend what can be derived; never touches a message.",
     doctor_help="Check settings, Redis, worker and model, and say what to do.",
@@ -393,6 +404,11 @@ CHINESE: Final = Texts(
     delete_help="刪除一個對話。",
     yes_option="不再詢問。",
     export_help="將一個對話以 JSON 寫到標準輸出。",
+    loadtest_help="對伺服器施加負載（預設為專用的伺服器），並檢查每一輪的結果。",
+    loadtest_starting="正在啟動專用的 Redis、模型、伺服器與 worker",
+    loadtest_judging="等待最後的摘要完成，然後稽核",
+    loadtest_progress="{elapsed}/{duration} 秒 · {turns} 輪，進行中 {running}，錯誤 {errors} · "
+    "首字 {median} 毫秒，p99 {p99} 毫秒",
     audit_help="檢查所有儲存的內容，或單一對話；--repair 會修復可推導的部分。",
     repair_option="修復可推導的部分；絕不更動訊息。",
     doctor_help="檢查設定、Redis、背景程式與模型，並說明該怎麼做。",

@@ -22,6 +22,9 @@ if problem then return problem end
 if not state or state.generation ~= generation then return {-1, 0, 0, 0} end
 
 local count = state.message_count
+-- A turn that came while the summary was made may have found a smaller window.
+local found_window = tonumber(redis.call('HGET', summary, 'window_messages'))
+if found_window and found_window < window then window, most_window = found_window, 0 end
 local function window_after(folded) return held(count - folded, window, most_window) end
 local function left_over(folded) return math.max(0, count - folded - window_after(folded)) end
 

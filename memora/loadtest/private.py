@@ -1,0 +1,210 @@
+"""Everything a load test needs of its own: Redis, the judging offline model, servers and workers, as processes.
+
+Owns their lives, and the accidents that happen to them. Must not know what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import aiohttp
+import anyio
+
+from memora.embedded_redis import EmbeddedRedis
+from memora.errors import MemoraError
+
+_START_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 15.0
+
+
+class NotStarted(MemoraError):
+    """A process of the load test did not come up."""
+
+    code = "not_started"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long the model takes: until the first piece, for a whole answer, for a summary, in seconds."""
+
+    first_seconds: float = 0.3
+    reply_seconds: float = 1.0
+    summary_seconds: float = 2.0
+
+
+class Process:
+    """One command of ours that can be killed and started again."""
+
+    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self._arguments, self._environment, self._log = arguments, environment, log
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> str:
+        """Start it; the first line it writes.
+
+        Raises:
+            NotStarted: it ends instead, or takes too long.
+        """
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, *self._arguments),
+                env=dict(self._environment),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self._process.stdout  # noqa: S101  # it was asked for
+        line = b""
+        with anyio.move_on_after(_START_SECONDS):
+            line = await self._process.stdout.readline()
+        if not line:
+            raise NotStarted(f"the {self.name} did not start: {self._last_words()}")
+        return line.decode().strip()
+
+    async def start_quietly(self) -> None:
+        """Start something that writes nothing to standard output."""
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, *self._arguments),
+                env=dict(self._environment),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def kill(self) -> None:
+        """End it as a power cut would."""
+        await self._end(signal.SIGKILL, _STOP_SECONDS)
+
+    async def stop(self) -> None:
+        """Let it end by itself, for a bounded time."""
+        await self._end(signal.SIGTERM, _STOP_SECONDS)
+
+    @property
+    def processor_seconds(self) -> float:
+        """What it has used so far; 0 where the system does not tell."""
+        pid = self._process.pid if self._process else 0
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    async def _end(self, number: signal.Signals, seconds: float) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            process.send_signal(number)
+            with anyio.move_on_after(seconds):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
+        return lines[-1] if lines else "it says nothing"
+
+
+@dataclass
+class Ground:
+    """What a private load test runs on."""
+
+    url: str
+    redis: EmbeddedRedis
+    model_url: str
+    servers: list[Process]
+    workers: list[Process]
+
+    async def kill_a_worker(self, dice: random.Random) -> None:
+        """Kill one of the workers and start it again."""
+        worker = dice.choice(self.workers)
+        await worker.kill()
+        await worker.start_quietly()
+
+    async def restart_redis(self) -> None:
+        """Stop Redis and start it over what it has on disk."""
+        await asyncio.to_thread(self.redis.stop)
+        await asyncio.to_thread(self.redis.start)
+
+    async def stumble(self, text: str) -> None:
+        """Let the model fail once at the next request whose message holds this text."""
+        fault = {"kind": "status", "status": 503}
+        await self.say("POST", "faults", {"match": "answer", "contains": text, "times": 1, "fault": fault})
+
+    async def say(self, method: str, path: str, body: object = None) -> Any:
+        """Talk to the model's judge or script."""
+        url = f"{self.model_url.removesuffix('/v1')}/_control/{path}"
+        async with aiohttp.request(method, url, json=body, raise_for_status=True) as reply:
+            return await reply.json()
+
+
+@asynccontextmanager
+async def private_ground(pace: Pace, *, workers: int, settings: Mapping[str, str]) -> AsyncIterator[Ground]:
+    """Start everything, and end it.
+
+    Raises:
+        NotStarted, StoreError, SettingsError.
+    """
+    async with AsyncExitStack() as stack:
+        home = Path(stack.enter_context(TemporaryDirectory(prefix="memora-loadtest-")))
+        plain = {name: value for name, value in os.environ.items() if not _is_ours(name)}
+        plain |= {"MEMORA_DATA_DIR": str(home), "PYTHONUNBUFFERED": "1"}
+
+        async def started(process: Process, *, speaks: bool) -> str:
+            stack.push_async_callback(process.stop)
+            if speaks:
+                return await process.start()
+            await process.start_quietly()
+            return ""
+
+        redis = EmbeddedRedis(home / "redis")
+        await asyncio.to_thread(redis.start)
+        stack.callback(redis.stop)
+        model = Process("model", ("-m", "memora.offline_model", "--judging", "--scriptable"), plain, home / "model.log")
+        model_url = await started(model, speaks=True)
+        environment = plain | {
+            "MEMORA_REDIS_URL": redis.url,
+            "OPENAI_BASE_URL": model_url,
+            "OPENAI_API_KEY": "loadtest",
+            "MEMORA_PORT": "0",
+            "MEMORA_HOST": "127.0.0.1",
+            **settings,
+        }
+        server = Process("server", ("-m", "memora.cli.leash", "serve"), environment, home / "server.log")
+        line = await started(server, speaks=True)
+        all_workers = [
+            Process("worker", ("-m", "memora.cli.leash", "worker"), environment, home / f"worker{number}.log")
+            for number in range(workers)
+        ]
+        for worker in all_workers:
+            await started(worker, speaks=False)
+        ground = Ground(line.split()[-1], redis, model_url, [server], all_workers)
+        await _set_pace(ground, pace)
+        yield ground
+
+
+async def _set_pace(ground: Ground, pace: Pace) -> None:
+    drip = {"kind": "drip", "seconds": max(pace.reply_seconds - pace.first_seconds, 0.001)}
+    answer: dict[str, Any] = {"match": "answer", "delay_seconds": pace.first_seconds, "fault": drip}
+    summary: dict[str, Any] = {"match": "summary", "delay_seconds": pace.summary_seconds, "fault": None}
+    for rule in (answer, summary):
+        await ground.say("POST", "faults", rule)
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(("MEMORA_", "OPENAI_")) or name == "REDIS_URL"
