@@ -15,6 +15,7 @@ class TcpProxy:
         self._path = unquote(upstream_url.removeprefix("unix://"))
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self._open = asyncio.Event()
         self._open.set()
         self._doomed: list[bytes] = []
@@ -60,12 +61,20 @@ class TcpProxy:
         self._cuts += 1
         self._open.set()
 
+    def retarget(self, upstream_url: str) -> None:
+        """End every connection; new ones go to another server, as after a fail-over."""
+        self._path = unquote(upstream_url.removeprefix("unix://"))
+        for writer in self._writers:
+            writer.transport.abort()
+        self._open.set()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         upstream_reader, upstream_writer = await asyncio.open_unix_connection(self._path)
+        self._writers |= {writer, upstream_writer}
         loses = asyncio.Event()
         try:
             back = asyncio.create_task(self._carry_back(upstream_reader, writer, loses))
@@ -86,6 +95,7 @@ class TcpProxy:
         except OSError:
             pass
         finally:
+            self._writers -= {writer, upstream_writer}
             upstream_writer.transport.abort()
             writer.transport.abort()
 
