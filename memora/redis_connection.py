@@ -94,6 +94,11 @@ def _translated(error: Exception) -> StoreError:
     if text.startswith(_DAMAGED):
         key, _, problem = text.removeprefix(_DAMAGED).partition(" ")
         return ConversationDamaged(key, problem)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return StoreRefused(
+            "the certificate of Redis cannot be verified, so nothing was sent: name the file of its authority with "
+            "?ssl_ca_certs=FILE in MEMORA_REDIS_URL"
+        )
     for kind, codes, explanation in _REFUSALS:
         if isinstance(error, kind) or text.startswith(codes):
             return StoreRefused(explanation)
@@ -126,7 +131,7 @@ _REFUSALS: Final[tuple[tuple[type[Exception], tuple[str, ...], str], ...]] = (
     ),
     (
         exceptions.NoPermissionError,
-        ("NOPERM",),
+        ("NOPERM", "ACL failure in script"),
         "the Redis user may not do this: its ACL must allow scripts and the keys memora:* and arq:*",
     ),
 )

@@ -73,6 +73,13 @@ class TcpProxy:
         self._cuts += 1
         self._open.set()
 
+    def retarget(self, upstream_url: str) -> None:
+        """End every connection; new ones go to another server, as after a fail-over."""
+        self._path = unquote(upstream_url.removeprefix("unix://"))
+        for writer in self._writers:
+            writer.transport.abort()
+        self._open.set()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -83,7 +90,7 @@ class TcpProxy:
         except OSError:
             writer.transport.abort()
             return
-        self._writers.add(writer)
+        self._writers |= {writer, upstream_writer}
         loses = asyncio.Event()
         try:
             back = asyncio.create_task(self._carry_back(upstream_reader, writer, loses))
@@ -108,7 +115,7 @@ class TcpProxy:
         except (OSError, asyncio.CancelledError):
             pass  # cancelled only at the end of the proxy, and Python 3.11 makes a noise of a cancelled one
         finally:
-            self._writers.discard(writer)
+            self._writers -= {writer, upstream_writer}
             upstream_writer.transport.abort()
             writer.transport.abort()
 

@@ -17,7 +17,7 @@ from memora.loadtest.run import Second, Seen
 _WIDTH: Final = 660
 _HEIGHT: Final = 210
 _LEFT: Final = 64
-_RIGHT: Final = 12
+_RIGHT: Final = 24
 _BOTTOM: Final = 30
 _TOP: Final = 12
 _NINES: Final = (0.0, 0.9, 0.99, 0.999, 0.9999)

@@ -86,6 +86,6 @@ def verdicts_of(seen: Seen) -> Iterator[tuple[str, str]]:
 
 def shown(value: float, unit: str) -> str:
     """A figure with its unit, three digits of it."""
-    if unit != "s":
+    if unit != "s" or not value:
         return f"{value:,.0f}"
     return f"{value * 1e3:,.1f} ms" if value < 0.1 else f"{value * 1e3:,.0f} ms" if value < 10 else f"{value:,.1f} s"

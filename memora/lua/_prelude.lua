@@ -93,6 +93,12 @@ local function job_of(id, generation, folded)
   return 'fold:' .. id .. ':' .. generation .. ':' .. folded
 end
 
+-- To be called before the first write by whoever writes arq's keys later: they are not among KEYS, so that an ACL without
+-- them would stop the script only there, half-way.
+local function reach(job)
+  redis.call('EXISTS', 'arq:job:' .. job)
+end
+
 -- Write arq's own two keys for a fold job, unless the job is there already. True if it was written.
 local function enqueue(queue, id, generation, folded)
   local job = job_of(id, generation, folded)

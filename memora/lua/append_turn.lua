@@ -50,13 +50,14 @@ end
 if state and redis.call('ZSCORE', turns, turn_id) then return figures(0, state.message_count, 0, 0) end
 if lock_token ~= '' and redis.call('GET', lock) ~= lock_token then return {-2} end
 
+local generation = state and state.generation or new_generation
+reach(job_of(id, generation, folded))
 local now = now_ms()
 local at = ',"at":' .. digits(now) .. '}'
 -- The first write is the one that a full Redis refuses, before anything has changed.
 local messages = {}
 for i = FIRST_MESSAGE, #ARGV do messages[#messages + 1] = string.sub(ARGV[i], 1, -2) .. at end
 local count = redis.call('RPUSH', history, unpack(messages))
-local generation = state and state.generation or new_generation
 if not state then
   redis.call('HSET', summary, 'summary', '', 'summarized_message_count', 0, 'version', 0, 'generation', generation,
     'summary_tokens', 0, 'created_at', digits(now), 'fold_input_tokens', 0, 'fold_output_tokens', 0)

@@ -49,6 +49,7 @@ if redis.call('LLEN', folds) ~= state.version then
   return damaged(folds, 'does not hold the ' .. state.version .. ' folds that ' .. summary .. ' counts')
 end
 
+reach(job_of(id, generation, from))
 local now = now_ms()
 -- The first write is the one that a full Redis refuses, before anything has changed.
 redis.call('RPUSH', folds, string.sub(entry, 1, -2) .. ',"at":' .. digits(now) .. '}')

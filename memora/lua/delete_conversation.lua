@@ -15,8 +15,8 @@ local function take_off(list, member)
 end
 
 local function forget_job(job)
-  take_off(queue, job)
   redis.call('DEL', 'arq:job:' .. job, 'arq:retry:' .. job, 'arq:in-progress:' .. job, 'arq:result:' .. job)
+  take_off(queue, job)
 end
 
 local readable = not wrong_type(summary, 'hash')

@@ -27,12 +27,13 @@ local folded = state.summarized_message_count
 if position >= state.message_count then return 0 end
 if position < folded then return -3 end
 
-local now, new_generation = now_ms(), next_generation(state.generation)
+local old_job, new_generation = job_of(id, state.generation, folded), next_generation(state.generation)
+reach(old_job)
+local now = now_ms()
 -- The first write is the one that a full Redis refuses, before anything has changed.
 redis.call('HSET', summary, 'generation', new_generation, 'updated_at', digits(now))
 redis.call('LSET', history, position, string.sub(absent, 1, -2) .. ',"at":' .. digits(now) .. '}')
 redis.call('DEL', lock)
-local old_job = job_of(id, state.generation, folded)
 redis.call('ZREM', queue, old_job)
 redis.call('DEL', 'arq:job:' .. old_job, 'arq:retry:' .. old_job)
 if redis.call('ZSCORE', pending, id) then

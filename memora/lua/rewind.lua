@@ -43,6 +43,8 @@ if readable and type(sent) == 'table' and type(sent.summary_version) == 'number'
   kept_text = fold and string.sub(record, 1, -2) .. ',"summary":' .. cjson.encode(fold.summary) .. '}'
 end
 
+local old_job = job_of(id, state.generation, state.summarized_message_count)
+reach(old_job)
 local now = now_ms()
 local generation = next_generation(state.generation)
 local window = tonumber(redis.call('HGET', summary, 'window_messages')) or 0
@@ -54,7 +56,6 @@ redis.call('HSET', summary, 'generation', generation, 'summary', text, 'summary_
 redis.call('HDEL', summary, 'fold_failures', 'fold_rejections', 'last_fold_error')
 if version > 0 then redis.call('LTRIM', folds, 0, version - 1) else redis.call('DEL', folds) end
 if kept_text then redis.call('SET', context, kept_text, 'KEEPTTL') end
-local old_job = job_of(id, state.generation, state.summarized_message_count)
 redis.call('ZREM', queue, old_job)
 redis.call('DEL', 'arq:job:' .. old_job, 'arq:retry:' .. old_job)
 tell(events, channel, id, '{"type":"rewound","version":' .. version .. ',"from_version":' .. state.version

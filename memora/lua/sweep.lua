@@ -1,6 +1,7 @@
--- sweep: see to what is due. Conversations whose fold is overdue get their job again if it was lost; the claim of a
--- worker that died before its first renewal is cut down to a lease; entries of expired conversations are dropped, and
--- so are names in the queue that no worker could read.
+-- sweep: see to what is due. Conversations whose fold is overdue get their job again if it was lost, and what was put
+-- off by a clock that was set back since does not wait for it; the claim of a worker that died before its first renewal
+-- is cut down to a lease; entries of expired conversations are dropped, and so are names in the queue that no worker
+-- could read.
 --
 -- KEYS   1 pending   2 conversations   3 queue
 -- ARGV   1 most conversations to look at   2 ms until they are looked at again   3 lease in ms
@@ -9,12 +10,17 @@
 local pending, conversations, queue = KEYS[1], KEYS[2], KEYS[3]
 local most, again_ms, lease_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local prefix, suffix = ARGV[4], ARGV[5]
+local LONGEST_WAIT_MS = 600000
 
 local problem = wrong_type(pending, 'zset') or wrong_type(conversations, 'zset') or wrong_type(queue, 'zset')
 if problem then return problem end
 local now = now_ms()
 local enqueued, dropped = 0, 0
 local due = redis.call('ZRANGEBYSCORE', pending, '-inf', digits(now), 'LIMIT', 0, most)
+-- Nothing is ever put off for so long: the clock was set back since, and all of this would wait for it to come round.
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', pending, digits(now + LONGEST_WAIT_MS), '+inf', 'LIMIT', 0, most)) do
+  due[#due + 1] = id
+end
 for _, id in ipairs(due) do
   local summary = prefix .. id .. suffix
   local kind = redis.call('TYPE', summary).ok
@@ -28,6 +34,8 @@ for _, id in ipairs(due) do
       local claim = 'arq:in-progress:' .. job_of(id, state[1], state[2])
       if redis.call('PTTL', claim) > lease_ms then redis.call('PEXPIRE', claim, lease_ms) end
       if enqueue(queue, id, state[1], state[2]) then enqueued = enqueued + 1 end
+      -- One that waits already may have been put there before the clock was set back.
+      redis.call('ZADD', queue, 'XX', 'LT', digits(now - CLOCK_ALLOWANCE_MS), job_of(id, state[1], state[2]))
     end
   end
 end

@@ -165,3 +165,8 @@ def test_a_cut_of_a_long_text_is_quick(phrase: str) -> None:
     split_to_fit(text, lambda part: len(part) <= 10_000)
     count_words(text)
     assert perf_counter() - started < 3
+
+
+def test_flags_in_a_row_are_cut_between_and_never_inside() -> None:
+    """Two halves make a flag, however many flags stand before it."""
+    assert character_ends("🇹🇼🇯🇵🇩🇪🇫🇷") == [2, 4, 6, 8]
