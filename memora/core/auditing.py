@@ -547,7 +547,7 @@ def _last_context(stored: StoredConversation, is_counted: bool) -> Iterator[Find
 
 def _object(raw: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(raw)
+        record = json.loads(raw.decode())
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
