@@ -101,7 +101,7 @@ class Plan:
     workers: int = 3
     summary_delay_seconds: float = 0.1
     piece_delay_seconds: float = 0.005
-    answer_timeout_seconds: float = 6.0
+    model_timeout_seconds: float = 6.0
     frozen_seconds: tuple[float, float] = (2.5, 6.0)
     weakened: str = ""
 
@@ -120,15 +120,16 @@ DIRECTED: Mapping[str, Plan] = {
         20.0,
         1,
         events={"freeze a worker": 1},
-        pause_seconds=0.8,
-        web_clients=8,
+        pause_seconds=1.5,
+        web_clients=12,
         chat_clients=0,
         habits=Habits(streams=0.0, leaves=0.0, pause_seconds=0.1),
-        summary_delay_seconds=0.5,
-        frozen_seconds=(2.0, 3.0),
+        summary_delay_seconds=1.0,
+        model_timeout_seconds=30.0,
+        frozen_seconds=(2.5, 3.5),
     ),
     "turn id of an append": Plan(
-        12.0, 1, events={"lose replies": 1}, pause_seconds=0.2, web_clients=0, chat_clients=3, workers=1
+        12.0, 1, events={"lose replies": 1}, pause_seconds=0.7, web_clients=0, chat_clients=3, workers=1
     ),
     "turn id of a retry": Plan(
         10.0,
@@ -150,7 +151,7 @@ DIRECTED: Mapping[str, Plan] = {
         workers=1,
         habits=Habits(streams=1.0, gives_up=1.0, leaves=0.0, pause_seconds=0.05),
         piece_delay_seconds=0.1,
-        answer_timeout_seconds=30.0,
+        model_timeout_seconds=30.0,
         frozen_seconds=(5.0, 7.0),
     ),
 }
@@ -188,8 +189,8 @@ class Chaos:
             "MEMORA_REDIS_URL": proxy.url,
             "MEMORA_FOLD_LEASE_SECONDS": "1",
             "MEMORA_FOLD_RETRY_SECONDS": "0.1",
-            "MEMORA_ANSWER_TIMEOUT_SECONDS": str(plan.answer_timeout_seconds),
-            "MEMORA_SUMMARY_TIMEOUT_SECONDS": "4",
+            "MEMORA_ANSWER_TIMEOUT_SECONDS": str(plan.model_timeout_seconds),
+            "MEMORA_SUMMARY_TIMEOUT_SECONDS": str(plan.model_timeout_seconds),
             "MEMORA_SHUTDOWN_GRACE_SECONDS": "2",
             "MEMORA_TOKEN_COUNTER": "local",
             "MEMORA_API_KEYS": KEY,
@@ -426,7 +427,7 @@ def main() -> int:
     parser.add_argument("--plan", choices=DIRECTED, help="traffic that needs one guard, instead of everything")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", type=Path, help="keep everything in this directory, of a short path")
-    parser.add_argument("--weaken", default="", choices=GUARDS, help="take one guard out of the scripts")
+    parser.add_argument("--weaken", default="", choices=("", *GUARDS), help="take one guard out of the scripts")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memora-chaos-") as directory:
         plan = DIRECTED.get(options.plan, Plan(60.0, 1))
