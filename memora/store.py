@@ -282,7 +282,7 @@ class ConversationStore:
         self._deadline_seconds = deadline_seconds
         self._shards = shards
         self._ttl_ms = (ttl_seconds or 0) * 1_000
-        self._scripts = {name: redis.register_script(_source(name)) for name in _SCRIPTS}
+        self._scripts = {name: redis.register_script(script_source(name)) for name in _SCRIPTS}
 
     async def load(self, conversation_id: str, most_messages: int) -> Conversation:
         """Load what one answer needs: one round trip, never reading before the summarized count.
@@ -743,7 +743,8 @@ def message_record(message: Message) -> dict[str, Any]:
 
 
 @cache
-def _source(script: str) -> str:
+def script_source(script: str) -> str:
+    """A script, with what all of them share in front."""
     folder = resources.files("memora") / "lua"
     return "".join((folder / f"{name}.lua").read_text("utf-8") for name in ("_prelude", script))
 

@@ -114,6 +114,18 @@ def inspect(
     _call("inspect", conversation=conversation, as_json=as_json)
 
 
+@app.command(help=_TEXTS.audit_help)
+def audit(
+    conversation: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help=_TEXTS.conversation_argument, show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+    repair: Annotated[bool, typer.Option("--repair", help=_TEXTS.repair_option)] = False,
+) -> None:
+    """Check what is stored."""
+    _call("audit", conversation=conversation, as_json=as_json, repair=repair)
+
+
 @app.command(help=_TEXTS.delete_help)
 def delete(
     conversation: IdArgument, yes: Annotated[bool, typer.Option("--yes", "-y", help=_TEXTS.yes_option)] = False

@@ -35,6 +35,8 @@ class Texts:
     yes_option: str
     export_help: str
     doctor_help: str
+    audit_help: str
+    repair_option: str
 
     # --- chat
     new_conversation: str
@@ -132,6 +134,37 @@ class Texts:
     deleted: str
     not_deleted: str
 
+    # --- audit
+    audit_keys: str
+    audit_index: str
+    audit_history: str
+    audit_tokens: str
+    audit_folds: str
+    audit_summary: str
+    audit_counters: str
+    audit_usage: str
+    audit_turns: str
+    audit_outbox: str
+    audit_jobs: str
+    audit_lifetimes: str
+    audit_engine: str
+    audit_broken: str
+    audit_unchecked: str
+    audit_found: str
+    audit_mended: str
+    audit_expected: str
+    audit_instead: str
+    audit_key: str
+    audit_more: str
+    audit_unread: str
+    audit_figures: str
+    audit_clean: str
+    audit_all_mended: str
+    audit_repairable: str
+    audit_not_repairable: str
+    audit_only_engine: str
+    audit_progress: str
+
     # --- doctor
     settings_fine: str
     settings_unknown: str
@@ -176,6 +209,8 @@ ENGLISH: Final = Texts(
     delete_help="Forget one conversation.",
     yes_option="Do not ask.",
     export_help="Write one conversation to standard output as JSON.",
+    audit_help="Check everything that is stored, or one conversation; --repair mends what can be derived.",
+    repair_option="Mend what can be derived; never touches a message.",
     doctor_help="Check settings, Redis, worker and model, and say what to do.",
     new_conversation="conversation {id}",
     known_conversation="conversation {id}: {messages} messages, {summarized} of them summarized",
@@ -269,6 +304,36 @@ Alt-Enter, or Esc and then Enter, begins a new line. Ctrl-C stops an answer.""",
     really_delete="Delete conversation {id} with its {messages} messages for good? [y/N] ",
     deleted="conversation {id} is gone",
     not_deleted="nothing was deleted",
+    audit_keys="every key is of a conversation, and of its type",
+    audit_index="every conversation is listed, and nothing else",
+    audit_history="whole turns, every message readable",
+    audit_tokens="token counts equal a recount",
+    audit_folds="folds follow each other without hole or overlap",
+    audit_summary="the summary is what the last fold made, within its cap",
+    audit_counters="counters equal what they count",
+    audit_usage="tokens of folds are in the usage",
+    audit_turns="remembered turns and the last context are in the history",
+    audit_outbox="everything pending waits for a fold, and nothing else",
+    audit_jobs="every fold job is of a conversation",
+    audit_lifetimes="all keys of a conversation expire together",
+    audit_engine="Redis evicts nothing and writes everything to its file",
+    audit_broken="not so: {what} ({findings} found)",
+    audit_unchecked="could not be checked: {what} ({reason})",
+    audit_found="found",
+    audit_mended="mended",
+    audit_expected="expected",
+    audit_instead="found",
+    audit_key="key",
+    audit_more="and {count} more; the first thousand are in the output of --json",
+    audit_unread="could not be read, because they began anew all the time: {ids}",
+    audit_figures="{conversations} conversations, {messages} messages, {folds} folds",
+    audit_clean="everything holds",
+    audit_all_mended="{mended} mended, everything holds",
+    audit_repairable="{findings} findings, {mendable} of them can be mended: `memora audit --repair`",
+    audit_not_repairable="{mended} mended, {findings} findings left that cannot be derived from anything: restore a "
+    "backup, or save what is readable with redis-cli and use `memora delete ID`",
+    audit_only_engine="{findings} findings about Redis itself: `memora doctor` says what to set",
+    audit_progress="{conversations} conversations, {messages} messages checked",
     settings_fine="readable",
     settings_unknown="{name} means nothing to Memora: did you mean {guess}?",
     redis_fine="{server} answers at {place}",
@@ -312,6 +377,8 @@ CHINESE: Final = Texts(
     delete_help="刪除一個對話。",
     yes_option="不再詢問。",
     export_help="將一個對話以 JSON 寫到標準輸出。",
+    audit_help="檢查所有儲存的內容，或單一對話；--repair 會修復可推導的部分。",
+    repair_option="修復可推導的部分；絕不更動訊息。",
     doctor_help="檢查設定、Redis、背景程式與模型，並說明該怎麼做。",
     new_conversation="對話 {id}",
     known_conversation="對話 {id}：共 {messages} 則訊息，其中 {summarized} 則已摘要",
@@ -405,6 +472,36 @@ Alt-Enter（或先按 Esc 再按 Enter）換行。Ctrl-C 停止回答。""",
     really_delete="確定永久刪除對話 {id}（共 {messages} 則訊息）？[y/N] ",
     deleted="對話 {id} 已刪除",
     not_deleted="沒有刪除任何內容",
+    audit_keys="每個鍵都屬於某個對話，且型別正確",
+    audit_index="清單列出所有對話，且沒有多餘的項目",
+    audit_history="歷史由完整的回合組成，每則訊息都可讀取",
+    audit_tokens="token 數與重新計算的結果相同",
+    audit_folds="摘要更新前後銜接，沒有缺漏或重疊",
+    audit_summary="摘要就是最後一次更新的結果，且未超過上限",
+    audit_counters="計數與實際內容相符",
+    audit_usage="用量包含所有摘要更新的 tokens",
+    audit_turns="記住的回合與上一次上下文都在歷史中",
+    audit_outbox="待摘要的對話都在等候，且沒有多餘的項目",
+    audit_jobs="每個摘要工作都屬於某個對話",
+    audit_lifetimes="同一對話的鍵同時到期",
+    audit_engine="Redis 不淘汰資料，且全部寫入檔案",
+    audit_broken="不成立：{what}（{findings} 項）",
+    audit_unchecked="無法檢查：{what}（{reason}）",
+    audit_found="發現",
+    audit_mended="已修復",
+    audit_expected="應為",
+    audit_instead="實際",
+    audit_key="鍵",
+    audit_more="還有 {count} 項；--json 會列出前一千項",
+    audit_unread="因不斷重新開始而無法讀取：{ids}",
+    audit_figures="{conversations} 個對話、{messages} 則訊息、{folds} 次摘要更新",
+    audit_clean="一切正確",
+    audit_all_mended="已修復 {mended} 項，一切正確",
+    audit_repairable="發現 {findings} 項問題，其中 {mendable} 項可修復：`memora audit --repair`",
+    audit_not_repairable="已修復 {mended} 項，還有 {findings} 項無從推導：請還原備份，"
+    "或以 redis-cli 保存可讀的內容後執行 `memora delete ID`",
+    audit_only_engine="發現 {findings} 項 Redis 本身的問題：`memora doctor` 會說明該如何設定",
+    audit_progress="已檢查 {conversations} 個對話、{messages} 則訊息",
     settings_fine="可以讀取",
     settings_unknown="Memora 不認得 {name}：你是指 {guess} 嗎？",
     redis_fine="{server} 在 {place} 正常回應",

@@ -31,6 +31,9 @@ _OLD_VOCABULARIES: Final = {
 }
 """Model name prefixes, longest meaning first; every other model is counted with the newest vocabulary."""
 
+VOCABULARIES: Final = frozenset((DEFAULT_VOCABULARY, *_OLD_VOCABULARIES.values()))
+"""All that tokens are counted with."""
+
 _MAX_CALIBRATION: Final = 4.0
 _CALIBRATION_DECAY: Final = 0.1
 
