@@ -68,12 +68,12 @@ def _prepare() -> None:
 
     conversations.LEASE_SECONDS = float(os.environ["CHAOS_LEASE_SECONDS"])  # type: ignore[misc]  # a constant otherwise
     if name := os.environ.get("CHAOS_WEAKEN"):
-        guard, source = GUARDS[name], store._source
+        guard, source = GUARDS[name], store.script_source
 
         def without_guard(script: str) -> str:
             return weakened(source(script), guard) if script == guard.script else source(script)
 
-        store._source = without_guard  # type: ignore[assignment]  # the cache in front of it is not missed
+        store.script_source = without_guard  # type: ignore[assignment]  # the cache in front of it is not missed
 
 
 if __name__ == "__main__":

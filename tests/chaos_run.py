@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import signal
 import socket
@@ -129,7 +130,7 @@ DIRECTED: Mapping[str, Plan] = {
         frozen_seconds=(2.5, 3.5),
     ),
     "turn id of an append": Plan(
-        12.0, 1, events={"lose replies": 1}, pause_seconds=0.7, web_clients=0, chat_clients=3, workers=1
+        15.0, 1, events={"lose replies": 1}, pause_seconds=1.0, web_clients=0, chat_clients=3, workers=1
     ),
     "turn id of a retry": Plan(
         10.0,
@@ -201,6 +202,7 @@ class Chaos:
         def child(name: str, *arguments: str, **more: str) -> Child:
             return Child(name, list(arguments), {**environment, **more}, directory)
 
+        self._auditor = child("audit", "audit", "--json", MEMORA_REDIS_URL=redis.url)
         self.workers = [child(f"worker-{number}", "worker") for number in range(plan.workers)]
         self.servers = [child(f"server-{port}", "serve", MEMORA_PORT=str(port)) for port in self.ports]
         self.chats = [child(f"chat-{number}", "chat") for number in range(plan.chat_clients)]
@@ -214,7 +216,7 @@ class Chaos:
             await self._talk_in_the_storm()
             return await self._judge()
         finally:
-            for process in (*self.workers, *self.servers, *self.chats):
+            for process in (*self.workers, *self.servers, *self.chats, self._auditor):
                 process.send(signal.SIGCONT)
                 process.kill()
 
@@ -300,7 +302,7 @@ class Chaos:
         self._proxy.cut_lines()
 
     async def _lose_replies(self) -> None:
-        self._proxy.lose_reply_to(self._rng.choice((b"[#", b"[#", b"EVALSHA")), self._rng.randint(1, 3))
+        self._proxy.lose_reply_to(self._rng.choice((b"[#", b"[#", b"EVALSHA")), self._rng.randint(1, 2))
 
     async def _lose_requests(self) -> None:
         self._proxy.lose_request_with(self._rng.choice((b"[#", b"EVALSHA", b"arq")), self._rng.randint(1, 3))
@@ -353,10 +355,17 @@ class Chaos:
             }
         finally:
             await close_redis(redis)
+        faults += await self._audit()
         verdict = self._model.judge.verdict()
         faults += [str(violation) for violation in verdict["violations"]]
         faults += [fault for name, found in stored.items() for fault in faults_of(newest[name], found)]
         return Outcome(self._tally(stored, verdict, drained), tuple(faults))
+
+    async def _audit(self) -> list[str]:
+        """What `memora audit` finds."""
+        self._auditor.start(with_pipes=True)
+        said = json.loads(await asyncio.to_thread(self._auditor.output))
+        return [] if said["ok"] else [str(finding) for finding in said["findings"]] or ["the audit is not ok"]
 
     def _tally(self, stored: Mapping[str, Stored], verdict: Mapping[str, Any], drained: float) -> dict[str, int]:
         kills = sum(number for name, number in self._done.items() if name.startswith("kill "))
