@@ -78,6 +78,7 @@ def _history_faults(entries: Sequence[Entry], stored: Stored) -> Iterator[str]:
             place += 1
         elif entry.outcome == "ok":
             yield f"{entry.marker} was answered, and at its place is {found and found[0][:40]!r}"
+            return  # what follows is out of step with the ledger
     if place < len(turns):
         yield f"{len(turns) - place} turns too many, the first is {turns[place][0][:40]!r}"
 

@@ -18,7 +18,7 @@ from command_line import ROOT
 
 from memora.embedded_redis import find_engine
 
-END_SECONDS = 20.0
+END_SECONDS = 60.0
 
 
 class RedisProcess:
@@ -126,6 +126,11 @@ class Child:
         if not select.select([process.stdout], [], [], seconds)[0]:
             raise AssertionError(f"{self.name} has not answered for {seconds:.0f} s")
         return process.stdout.readline()
+
+    def output(self) -> bytes:
+        """All that a child with pipes writes until it ends by itself."""
+        assert self.process is not None
+        return self.process.communicate(timeout=END_SECONDS)[0] or b""
 
     def kill(self) -> None:
         """End it at once, if it is still there."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import signal
 import socket
@@ -101,7 +102,7 @@ class Plan:
     workers: int = 3
     summary_delay_seconds: float = 0.1
     piece_delay_seconds: float = 0.005
-    answer_timeout_seconds: float = 6.0
+    model_timeout_seconds: float = 6.0
     frozen_seconds: tuple[float, float] = (2.5, 6.0)
     weakened: str = ""
 
@@ -120,15 +121,16 @@ DIRECTED: Mapping[str, Plan] = {
         20.0,
         1,
         events={"freeze a worker": 1},
-        pause_seconds=0.8,
-        web_clients=8,
+        pause_seconds=1.5,
+        web_clients=12,
         chat_clients=0,
         habits=Habits(streams=0.0, leaves=0.0, pause_seconds=0.1),
-        summary_delay_seconds=0.5,
-        frozen_seconds=(2.0, 3.0),
+        summary_delay_seconds=1.0,
+        model_timeout_seconds=30.0,
+        frozen_seconds=(2.5, 3.5),
     ),
     "turn id of an append": Plan(
-        12.0, 1, events={"lose replies": 1}, pause_seconds=0.2, web_clients=0, chat_clients=3, workers=1
+        15.0, 1, events={"lose replies": 1}, pause_seconds=1.0, web_clients=0, chat_clients=3, workers=1
     ),
     "turn id of a retry": Plan(
         10.0,
@@ -150,7 +152,7 @@ DIRECTED: Mapping[str, Plan] = {
         workers=1,
         habits=Habits(streams=1.0, gives_up=1.0, leaves=0.0, pause_seconds=0.05),
         piece_delay_seconds=0.1,
-        answer_timeout_seconds=30.0,
+        model_timeout_seconds=30.0,
         frozen_seconds=(5.0, 7.0),
     ),
 }
@@ -188,8 +190,8 @@ class Chaos:
             "MEMORA_REDIS_URL": proxy.url,
             "MEMORA_FOLD_LEASE_SECONDS": "1",
             "MEMORA_FOLD_RETRY_SECONDS": "0.1",
-            "MEMORA_ANSWER_TIMEOUT_SECONDS": str(plan.answer_timeout_seconds),
-            "MEMORA_SUMMARY_TIMEOUT_SECONDS": "4",
+            "MEMORA_ANSWER_TIMEOUT_SECONDS": str(plan.model_timeout_seconds),
+            "MEMORA_SUMMARY_TIMEOUT_SECONDS": str(plan.model_timeout_seconds),
             "MEMORA_SHUTDOWN_GRACE_SECONDS": "2",
             "MEMORA_TOKEN_COUNTER": "local",
             "MEMORA_API_KEYS": KEY,
@@ -200,6 +202,7 @@ class Chaos:
         def child(name: str, *arguments: str, **more: str) -> Child:
             return Child(name, list(arguments), {**environment, **more}, directory)
 
+        self._auditor = child("audit", "audit", "--json", MEMORA_REDIS_URL=redis.url)
         self.workers = [child(f"worker-{number}", "worker") for number in range(plan.workers)]
         self.servers = [child(f"server-{port}", "serve", MEMORA_PORT=str(port)) for port in self.ports]
         self.chats = [child(f"chat-{number}", "chat") for number in range(plan.chat_clients)]
@@ -213,7 +216,7 @@ class Chaos:
             await self._talk_in_the_storm()
             return await self._judge()
         finally:
-            for process in (*self.workers, *self.servers, *self.chats):
+            for process in (*self.workers, *self.servers, *self.chats, self._auditor):
                 process.send(signal.SIGCONT)
                 process.kill()
 
@@ -299,7 +302,7 @@ class Chaos:
         self._proxy.cut_lines()
 
     async def _lose_replies(self) -> None:
-        self._proxy.lose_reply_to(self._rng.choice((b"[#", b"[#", b"EVALSHA")), self._rng.randint(1, 3))
+        self._proxy.lose_reply_to(self._rng.choice((b"[#", b"[#", b"EVALSHA")), self._rng.randint(1, 2))
 
     async def _lose_requests(self) -> None:
         self._proxy.lose_request_with(self._rng.choice((b"[#", b"EVALSHA", b"arq")), self._rng.randint(1, 3))
@@ -352,10 +355,17 @@ class Chaos:
             }
         finally:
             await close_redis(redis)
+        faults += await self._audit()
         verdict = self._model.judge.verdict()
         faults += [str(violation) for violation in verdict["violations"]]
         faults += [fault for name, found in stored.items() for fault in faults_of(newest[name], found)]
         return Outcome(self._tally(stored, verdict, drained), tuple(faults))
+
+    async def _audit(self) -> list[str]:
+        """What `memora audit` finds."""
+        self._auditor.start(with_pipes=True)
+        said = json.loads(await asyncio.to_thread(self._auditor.output))
+        return [] if said["ok"] else [str(finding) for finding in said["findings"]] or ["the audit is not ok"]
 
     def _tally(self, stored: Mapping[str, Stored], verdict: Mapping[str, Any], drained: float) -> dict[str, int]:
         kills = sum(number for name, number in self._done.items() if name.startswith("kill "))
@@ -426,7 +436,7 @@ def main() -> int:
     parser.add_argument("--plan", choices=DIRECTED, help="traffic that needs one guard, instead of everything")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", type=Path, help="keep everything in this directory, of a short path")
-    parser.add_argument("--weaken", default="", choices=GUARDS, help="take one guard out of the scripts")
+    parser.add_argument("--weaken", default="", choices=("", *GUARDS), help="take one guard out of the scripts")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memora-chaos-") as directory:
         plan = DIRECTED.get(options.plan, Plan(60.0, 1))
