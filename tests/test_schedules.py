@@ -123,8 +123,9 @@ WEAKENINGS = [
     ),
     Weakening(
         "append_turn",
-        "if answered_in ~= '' and (not state or life_of(state.generation) ~= life_of(answered_in)) then return {-1} end",
+        "if answered_in ~= '' and (not state or life_of(state.generation) ~= life_of(answered_in)) then",
         "the id is used again by two handlers",
+        NEVER,
     ),
     Weakening(
         "append_turn",
