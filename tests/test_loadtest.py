@@ -101,9 +101,7 @@ def test_a_run_is_measured_audited_and_judged(memora: CommandLine) -> None:
         (("--rate", "0"), 2, "--rate"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
-    memora: CommandLine, arguments: tuple[str, ...], code: int, says: str
-) -> None:
+def test_what_cannot_be_done_is_one_line(memora: CommandLine, arguments: tuple[str, ...], code: int, says: str) -> None:
     """With the exit code of its kind, before anything is started."""
     ran = memora.run("loadtest", *arguments)
     assert (ran.code, ran.out) == (code, "")
