@@ -136,10 +136,13 @@ class ModelClient:
             ModelError: the call itself failed.
         """
         with _model_errors(), anyio.fail_after(timeout_seconds):
-            response = await self._client.responses.with_raw_response.create(
-                model=model, store=False, extra_body=_body(request, _NO_PARAMETERS), timeout=timeout_seconds
+            response = await self._client.post(
+                "/responses",
+                cast_to=httpx2.Response,
+                body={**_body(request, _NO_PARAMETERS), "model": model, "store": False},
+                options={"timeout": timeout_seconds},
             )
-            return _reply(_json_object(response.http_response.content))
+            return _reply(_json_object(response.content))
 
     async def count_input_tokens(self, request: ModelRequest, *, model: str) -> int | None:
         """Let the endpoint count; None if it cannot, which is then remembered.

@@ -236,7 +236,9 @@ def audit_conversation(
     # What is remembered of turns can only be held against a history that is counted.
     is_counted = all(finding.repair for finding in counters)
     findings += [*_whole_turns(stored), *counters, *_summary(stored, trail, cap), *_usage(stored, trail)]
-    findings += [*_turns(stored, is_counted), *_last_context(stored, is_counted), *_outbox(stored)]
+    findings += [*_turns(stored, is_counted), *_last_context(stored, is_counted)]
+    if not counters:
+        findings += _outbox(stored)  # wrong counters say nothing of what is pending
     return findings
 
 
