@@ -133,10 +133,16 @@ class Child:
         return self.process.communicate(timeout=END_SECONDS)[0] or b""
 
     def kill(self) -> None:
-        """End it at once, if it is still there."""
+        """End it at once, if it is still there, and close its pipes."""
+        process = self.process
+        if process is None:
+            return
         self.send(signal.SIGKILL)
-        if self.process is not None:
-            self.process.wait()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
     def move_clock(self, seconds: float) -> None:
         """Make its clock wrong by so much, now."""
