@@ -17,7 +17,7 @@ import anyio
 
 from memora.chat import ChatService, TurnOptions, TurnResult
 from memora.core.conversation import MESSAGES_PER_TURN, Message, pair_up
-from memora.core.tokens import count_text_tokens
+from memora.core.tokens import DEFAULT_VOCABULARY, count_text_tokens
 from memora.core.window import Context
 from memora.errors import (
     ConversationLocked,
@@ -268,7 +268,12 @@ class ConversationService:
     def message(self, role: str, content: str) -> Message:
         """A message of a history, counted."""
         vocabulary = self._settings.budget.vocabulary
-        return Message("user" if role == "user" else "assistant", content, count_text_tokens(content, vocabulary))
+        return Message(
+            "user" if role == "user" else "assistant",
+            content,
+            count_text_tokens(content, vocabulary),
+            vocabulary=None if vocabulary == DEFAULT_VOCABULARY else vocabulary,
+        )
 
     async def _begin(self, request: TurnRequest, token: str, wait_seconds: float) -> BegunTurn | StoredTurn:
         """Wait for the lock: in line behind the turns of this process, then, politely, for other processes."""

@@ -150,6 +150,50 @@ async def test_export_is_whole_even_when_it_is_long_and_fails_when_it_is_deleted
     assert "deleted while" in ran.err
 
 
+async def test_audit_says_what_is_wrong_with_which_key_and_what_to_do(
+    open_memory: Memora, memora: CommandLine, redis: ArqRedis
+) -> None:
+    """Clean is 0, a finding 1 with its remedy, mended 0 again, and what cannot be mended stays 1."""
+    summary = "memora:{0}:first:summary"
+    for name in ("first", "second"):
+        await open_memory.chat.reply(name, "我住在台北。", silence)
+    clean, as_json, one = memora.run_all(("audit",), ("audit", "--json"), ("audit", "first"))
+    assert (clean.code, as_json.code, one.code) == (0, 0, 0)
+    assert all(line.startswith("✓ ") for line in clean.lines[:-2])
+    assert clean.lines[-1] == "2 conversations, 4 messages, 0 folds: everything holds"
+    assert one.lines[-1].startswith("1 conversations, 2 messages")
+    assert clean.err == ""
+    assert (as_json.json["ok"], as_json.json["messages"], as_json.json["findings"]) == (True, 4, [])
+
+    await command(redis, "HSET", summary, "message_count", 4)
+    found, as_json = memora.run_all(("audit",), ("audit", "--json"))
+    assert (found.code, as_json.code) == (1, 1)
+    assert "✗ counters" in found.out
+    assert "first · counters" in found.out
+    assert summary in found.out
+    assert found.lines[-1].endswith("1 of them can be mended: `memora audit --repair`")
+    [finding] = as_json.json["findings"]
+    assert (finding["conversation"], finding["check"], finding["found"]) == ("first", "counters", "4")
+
+    repaired = memora.run("audit", "--repair", "--json")
+    assert (repaired.code, repaired.json["ok"], len(repaired.json["repairs"])) == (0, True, 1)
+    await command(redis, "RPOP", "memora:{0}:first:history")
+    left = memora.using(MEMORA_LANG="zh-TW").run("audit", "--repair")
+    assert left.code == 1
+    assert "無從推導" in left.lines[-1]
+
+
+async def test_an_audit_that_cannot_look_says_so(memora: CommandLine, redis: ArqRedis, tmp_path: Path) -> None:
+    """Unreachable is 3, an unknown id 1, an id that cannot be 2."""
+    assert await redis.dbsize() == 0
+    nowhere = CommandLine(tmp_path).using(MEMORA_REDIS_URL="redis://127.0.0.1:1/0").run("audit", "--json")
+    assert (nowhere.code, nowhere.out) == (3, "")
+    assert json.loads(nowhere.err)["code"] == "storage_unavailable"
+    unknown, wrong = memora.run_all(("audit", "nobody"), ("audit", "no/body"))
+    assert (unknown.code, wrong.code) == (1, 2)
+    assert "memora inspect" in unknown.err
+
+
 async def test_delete_forgets_the_conversation_and_what_was_typed_in_it(
     open_memory: Memora, memora: CommandLine, redis: ArqRedis
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_run_is_measured_audited_and_judged(memora: CommandLine) -> None:
     assert (record["turns"], record["errors"]) == (36, 0)
     assert record["audit"]["ok"]
     assert record["judge"]["ok"]
+    assert record["ledger"]["ok"]
     assert record["judge"]["markers"] == 36
     assert record["audit"]["messages"] == 72
     assert record["accidents"]["workers killed"] >= 1
@@ -114,6 +115,7 @@ def test_what_cannot_be_done_is_one_line(memora: CommandLine, arguments: tuple[s
     [
         ({}, True),
         ({"audit": {"ok": False, "conversations": 1, "messages": 2, "folds": 0, "findings": [{}]}}, False),
+        ({"ledger": {"ok": False, "differences": [{}]}}, False),
         ({"judge": {"ok": False, "requests": 3, "gap_messages": 0, "violation_count": 1}}, False),
     ],
 )

@@ -280,7 +280,7 @@ async def test_another_key_learns_nothing(settings: Settings, redis: ArqRedis) -
 def _body_for(path: str) -> dict[str, Any]:
     if path.endswith("/items"):
         return {"items": [{"role": "user", "content": "x"}]}
-    return {"to": 1} if path.endswith("rollback") else {"metadata": {}}
+    return {"version": 1} if path.endswith("rollback") else {"metadata": {}}
 
 
 def _shape(reply: httpx2.Response, *ids: str) -> str:

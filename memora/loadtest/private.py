@@ -127,6 +127,7 @@ class Ground:
     url: str
     redis: EmbeddedRedis
     model_url: str
+    pace: Pace
     servers: list[Process]
     workers: list[Process]
 
@@ -141,10 +142,18 @@ class Ground:
         await asyncio.to_thread(self.redis.stop)
         await asyncio.to_thread(self.redis.start)
 
-    async def stumble(self, text: str) -> None:
-        """Let the model fail once at the next request whose message holds this text."""
-        fault = {"kind": "status", "status": 503}
-        await self.say("POST", "faults", {"match": "answer", "contains": text, "times": 1, "fault": fault})
+    async def set_model(self, stumbles: Sequence[str] = ()) -> None:
+        """Give the model its pace, and let it fail once at each request whose message holds one of these texts."""
+        drip = {"kind": "drip", "seconds": max(self.pace.reply_seconds - self.pace.first_seconds, 0.001)}
+        stumble = {"kind": "status", "status": 503}
+        rules: list[dict[str, Any]] = [
+            {"match": "answer", "contains": text, "times": 1, "fault": stumble} for text in stumbles
+        ]
+        rules.append({"match": "answer", "delay_seconds": self.pace.first_seconds, "fault": drip})
+        rules.append({"match": "summary", "delay_seconds": self.pace.summary_seconds, "fault": None})
+        # The first rule that applies wins, so what is rare comes first.
+        for rule in rules:
+            await self.say("POST", "faults", rule)
 
     async def say(self, method: str, path: str, body: object = None) -> Any:
         """Talk to the model's judge or script."""
@@ -193,17 +202,7 @@ async def private_ground(pace: Pace, *, workers: int, settings: Mapping[str, str
         ]
         for worker in all_workers:
             await started(worker, speaks=False)
-        ground = Ground(line.split()[-1], redis, model_url, [server], all_workers)
-        await _set_pace(ground, pace)
-        yield ground
-
-
-async def _set_pace(ground: Ground, pace: Pace) -> None:
-    drip = {"kind": "drip", "seconds": max(pace.reply_seconds - pace.first_seconds, 0.001)}
-    answer: dict[str, Any] = {"match": "answer", "delay_seconds": pace.first_seconds, "fault": drip}
-    summary: dict[str, Any] = {"match": "summary", "delay_seconds": pace.summary_seconds, "fault": None}
-    for rule in (answer, summary):
-        await ground.say("POST", "faults", rule)
+        yield Ground(line.split()[-1], redis, model_url, pace, [server], all_workers)
 
 
 def _is_ours(name: str) -> bool:

@@ -33,6 +33,7 @@ def record_of(seen: Seen, about: dict[str, Any]) -> dict[str, Any]:
         "tokens": dict(seen.tokens),
         "audit": seen.audit,
         "judge": seen.judge,
+        "ledger": seen.ledger,
     }
 
 
@@ -75,6 +76,10 @@ def verdicts_of(seen: Seen) -> Iterator[tuple[str, str]]:
         looked = f"{audit['conversations']:,} conversations, {audit['messages']:,} messages, {audit['folds']:,} folds"
         found = f"{len(audit['findings']):,} findings in {looked}"
         yield ("✓", f"audit clean: {looked}") if audit["ok"] else ("✗", f"audit: {found}")
+    if seen.ledger:
+        turns = "the histories hold every answered turn, and no other"
+        wrong = f"{len(seen.ledger['differences']):,} histories differ from what their clients know"
+        yield ("✓", f"ledger equal: {turns}") if seen.ledger["ok"] else ("✗", f"ledger: {wrong}")
     if judge.get("ok") is None:
         yield "!", f"not judged: {judge.get('why', 'the run was stopped')}"
     else:

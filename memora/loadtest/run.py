@@ -32,6 +32,7 @@ DRAIN_SECONDS: Final = 90.0
 """How long folds may take to catch up after the last turn, before the audit."""
 
 _LOOK_SECONDS: Final = 1.0
+_MOST_SHOWN: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Seen:
     tokens: dict[str, int] = field(default_factory=dict)
     audit: dict[str, Any] = field(default_factory=dict)
     judge: dict[str, Any] = field(default_factory=dict)
+    ledger: dict[str, Any] = field(default_factory=dict)
 
     @property
     def turns(self) -> int:
@@ -90,7 +92,8 @@ class Seen:
     @property
     def is_clean(self) -> bool:
         """Whether nothing is wrong, as far as it could be looked at."""
-        return not self.failures and self.audit.get("ok") is not False and self.judge.get("ok") is not False
+        verdicts = (self.audit, self.judge, self.ledger)
+        return not self.failures and all(verdict.get("ok") is not False for verdict in verdicts)
 
     def second(self, at: float) -> Second:
         """The record of a second."""
@@ -111,6 +114,7 @@ class Run:
         self._on_progress = on_progress
         self.seen = Seen()
         self._ids: list[str] = []
+        self._entries = [Counter[str]() for _ in range(load.conversations)]
         self._places = [asyncio.Lock() for _ in range(load.conversations)]
         self._dice = random.Random(load.seed)  # noqa: S311  # accidents are no secret
         self._nonce = secrets.token_hex(4)
@@ -122,6 +126,7 @@ class Run:
         Raises:
             aiohttp.ClientError: the server does not even begin conversations.
         """
+        await self._set_model()
         for _ in range(self._load.conversations):
             self._ids.append(await self._client.begin())
         self._began = time.monotonic()
@@ -154,8 +159,6 @@ class Run:
         seen.most_at_once = max(seen.most_at_once, seen.running)
         try:
             async with self._places[turn.conversation]:
-                if self._ground and self._dice.random() < self._faults.provider_errors:
-                    await self._stumble(turn)
                 key = f"{self._nonce}-{turn.conversation}-{turn.marker.turn}"
                 heard = await self._client.turn(self._ids[turn.conversation], turn, key)
                 await self._report(turn, heard)
@@ -167,6 +170,7 @@ class Run:
         seen, due = self.seen, self._began + turn.due
         now = time.monotonic() - self._began
         seen.outcomes[heard.outcome] += 1
+        self._entries[turn.conversation][heard.outcome] += 1
         seen.retries += heard.tries - 1
         second = seen.second(now)
         if heard.outcome != "ok":
@@ -188,10 +192,14 @@ class Run:
             report = {"marker": str(turn.marker), "outcome": heard.outcome, "gap_messages": heard.gap_messages}
             await self._ground.say("POST", "judge", {"reports": [report]})
 
-    async def _stumble(self, turn: PlannedTurn) -> None:
-        assert self._ground  # noqa: S101  # faults are for private grounds
-        await self._ground.stumble(str(turn.marker))
-        self.seen.accidents["provider errors"] += 1
+    async def _set_model(self) -> None:
+        """Tell the private model how fast it is, and where it stumbles."""
+        if self._ground:
+            share = self._faults.provider_errors
+            stumbles = [str(turn.marker) for turn in plan_turns(self._load) if self._dice.random() < share]
+            await self._ground.set_model(stumbles)
+            if stumbles:
+                self.seen.accidents["provider errors"] = len(stumbles)
 
     def _beside(self) -> Sequence[Any]:
         """What goes on beside the turns."""
@@ -229,14 +237,27 @@ class Run:
         try:
             async with open_storage(settings) as storage:
                 report = await audit(storage)
-                for conversation_id in self._ids:
-                    usage = (await storage.store.inspect(conversation_id, 0)).conversation.usage
-                    for name in ("answer_input", "answer_output", "fold_input", "fold_output"):
-                        spent = int(getattr(usage, f"{name}_tokens"))
-                        self.seen.tokens[name] = self.seen.tokens.get(name, 0) + spent
+                stored = [(await storage.store.inspect(each, 0)).conversation for each in self._ids]
         except MemoraError as error:
             return {"ok": None, "why": str(error)}
+        for name in ("answer_input", "answer_output", "fold_input", "fold_output"):
+            self.seen.tokens[name] = sum(int(getattr(each.usage, f"{name}_tokens")) for each in stored)
+        self.seen.ledger = self._compare([each.message_count for each in stored])
         return audit_record(report)
+
+    def _compare(self, counts: Sequence[int]) -> dict[str, Any]:
+        """Hold what the clients know against what is stored: every answered turn, and no other but unknown ones."""
+        wrong = [
+            {
+                "conversation": each,
+                "answered": said["ok"],
+                "unknown": said["unknown"],
+                "messages": count,
+            }
+            for each, said, count in zip(self._ids, self._entries, counts, strict=True)
+            if not said["ok"] * 2 <= count <= (said["ok"] + said["unknown"]) * 2
+        ]
+        return {"ok": not wrong, "conversations": len(counts), "differences": wrong[:_MOST_SHOWN]}
 
     async def _verdict(self) -> dict[str, Any]:
         if not self._ground:

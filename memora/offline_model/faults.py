@@ -132,7 +132,7 @@ HTML_PAGE: Final = b"""<!DOCTYPE html>
 
 
 class FaultBook:
-    """The rules in force, in the order they were added; those about a certain text before those about any."""
+    """The rules in force, in the order they were added."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
@@ -150,7 +150,7 @@ class FaultBook:
 
     def choose(self, call: Call) -> tuple[int, Rule] | None:
         """The rule that happens to a request, with its id; counts the request for the rules it was weighed against."""
-        for entry in sorted(self._entries, key=lambda entry: entry.rule.contains is None):
+        for entry in self._entries:
             if entry.rule.applies_to(call) and entry.takes_one():
                 return entry.id, entry.rule
         return None
