@@ -6,16 +6,16 @@ Owns how a report is shown and which exit code it is. What is checked and mended
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Final, TextIO
+from typing import Final
 
 from memora.audit import AuditProgress, AuditReport, CheckResult, Status, audit, audit_record
 from memora.cli.exit import Exit
+from memora.cli.progress import Progress
 from memora.cli.render import padded
 from memora.cli.runner import Signals, run_command
-from memora.cli.streams import Style, is_dumb, is_terminal
+from memora.cli.streams import Style
 from memora.cli.texts import Texts, texts_for
 from memora.core.auditing import Finding
 from memora.records import encoded
@@ -28,10 +28,6 @@ _MOST_SHOWN: Final = 20
 _NAME_WIDTH: Final = 10
 _MARKS: Final[dict[Status, str]] = {"ok": "✓", "finding": "✗", "unchecked": "!"}
 
-_TERMINAL_SECONDS: Final = 0.1
-_LOG_SECONDS: Final = 10.0
-"""Where nobody watches, only long work says how far it is."""
-
 
 def run(*, conversation: str | None, as_json: bool, repair: bool) -> int:
     """Audit. Returns the exit code."""
@@ -41,10 +37,10 @@ def run(*, conversation: str | None, as_json: bool, repair: bool) -> int:
 async def _audit(conversation_id: str | None, as_json: bool, repair: bool, _: Signals) -> int:
     settings = load_settings()
     texts = texts_for(settings.lang)
-    progress = _Progress(sys.stderr, texts)
+    progress = Progress(sys.stderr)
     async with open_storage(settings) as storage:
         try:
-            report = await audit(storage, conversation_id, repair=repair, on_progress=progress.show)
+            report = await audit(storage, conversation_id, repair=repair, on_progress=partial(_tell, progress, texts))
         finally:
             progress.clear()
     if as_json:
@@ -60,34 +56,10 @@ def _exit_code(report: AuditReport) -> Exit:
     return Exit.DONE if report.is_complete else Exit.UNREACHABLE
 
 
-class _Progress:
-    """How far the audit is: in place on a terminal, elsewhere a line now and then."""
-
-    def __init__(self, stream: TextIO, texts: Texts) -> None:
-        self._stream = stream
-        self._texts = texts
-        self._in_place = is_terminal(stream) and not is_dumb()
-        self._every = _TERMINAL_SECONDS if self._in_place else _LOG_SECONDS
-        self._shown_at = time.monotonic()
-        self._is_shown = False
-
-    def show(self, progress: AuditProgress) -> None:
-        """Show it, if the last time was long enough ago."""
-        if time.monotonic() - self._shown_at < self._every:
-            return
-        self._shown_at = time.monotonic()
-        self._is_shown = True
-        text = self._texts.audit_progress.format(
-            conversations=f"{progress.conversations:,}", messages=f"{progress.messages:,}"
-        )
-        self._stream.write(f"\r\x1b[K{text}" if self._in_place else f"memora: {text}\n")
-        self._stream.flush()
-
-    def clear(self) -> None:
-        """Leave nothing of it on a terminal."""
-        if self._is_shown and self._in_place:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+def _tell(progress: Progress, texts: Texts, at: AuditProgress) -> None:
+    if progress.is_due:
+        figures = {"conversations": f"{at.conversations:,}", "messages": f"{at.messages:,}"}
+        progress.say(texts.audit_progress.format(**figures))
 
 
 def _lines(report: AuditReport, texts: Texts, style: Style, *, repair: bool) -> Iterator[str]:

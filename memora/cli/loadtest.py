@@ -9,7 +9,6 @@ import ipaddress
 import os
 import platform
 import sys
-import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +22,8 @@ from pydantic import SecretStr
 
 from memora import __version__
 from memora.cli.exit import Exit
+from memora.cli.progress import Progress
 from memora.cli.runner import Signals, run_command
-from memora.cli.streams import is_dumb, is_terminal
 from memora.cli.texts import Texts, texts_for
 from memora.errors import CallerError, StoreUnavailable
 from memora.loadtest.client import Client
@@ -36,7 +35,6 @@ from memora.loadtest.run import Faults, Run, Seen
 from memora.records import encoded
 from memora.settings import Settings, load_settings
 
-_LOG_SECONDS: Final = 10.0
 _KEY_VARIABLE: Final = "MEMORA_LOADTEST_KEY"
 
 
@@ -75,7 +73,7 @@ async def _run(wishes: Wishes, signals: Signals) -> int:
     settings = load_settings()
     texts = texts_for(settings.lang)
     _check(wishes)
-    progress = _Progress(wishes.load, texts)
+    progress = Progress(sys.stderr)
     async with AsyncExitStack() as stack:
         ground, url = None, wishes.url or ""
         if not url:
@@ -86,10 +84,11 @@ async def _run(wishes: Wishes, signals: Signals) -> int:
             url, settings = ground.url, settings.model_copy(update={"redis_url": SecretStr(ground.redis.url)})
         client = Client(url, os.environ.get(_KEY_VARIABLE, "none"))
         stack.push_async_callback(client.close)
-        test = Run(wishes.load, wishes.faults, client, ground, progress.show)
+        test = Run(wishes.load, wishes.faults, client, ground, partial(_tell, progress, wishes.load, texts))
         stopped = await _talk(test, signals, url)
         progress.say(texts.loadtest_judging)
         await test.judge(settings)
+        progress.clear()
     _write(test.seen, wishes, settings)
     if stopped:
         return Exit.INTERRUPTED
@@ -144,46 +143,25 @@ def _is_local(host: str) -> bool:
         return False
 
 
-class _Progress:
-    """One line that is written over on a terminal; elsewhere one now and then."""
-
-    def __init__(self, load: Load, texts: Texts) -> None:
-        self._load, self._texts = load, texts
-        self._in_place = is_terminal(sys.stderr) and not is_dumb()
-        self._shown_at = time.monotonic()
-
-    def say(self, text: str) -> None:
-        """Something new begins."""
-        sys.stderr.write(f"\r\x1b[K{text}" if self._in_place else f"memora: {text}\n")
-        sys.stderr.flush()
-
-    def show(self, seen: Seen, elapsed: float) -> None:
-        """How far it is."""
-        if not self._in_place and time.monotonic() - self._shown_at < _LOG_SECONDS:
-            return
-        self._shown_at = time.monotonic()
-        first = seen.first_piece
-        self.say(
-            self._texts.loadtest_progress.format(
-                elapsed=f"{elapsed:.0f}",
-                duration=f"{self._load.duration_seconds:.0f}",
-                turns=f"{seen.turns:,}",
-                running=f"{seen.running:,}",
-                errors=f"{seen.failures:,}",
-                median=f"{first.percentile(0.5) * 1e3:,.0f}",
-                p99=f"{first.percentile(0.99) * 1e3:,.0f}",
-            )
+def _tell(progress: Progress, load: Load, texts: Texts, seen: Seen, elapsed: float) -> None:
+    """How far it is."""
+    if not progress.is_due:
+        return
+    first = seen.first_piece
+    progress.say(
+        texts.loadtest_progress.format(
+            elapsed=f"{elapsed:.0f}",
+            duration=f"{load.duration_seconds:.0f}",
+            turns=f"{seen.turns:,}",
+            running=f"{seen.running:,}",
+            errors=f"{seen.failures:,}",
+            median=f"{first.percentile(0.5) * 1e3:,.0f}",
+            p99=f"{first.percentile(0.99) * 1e3:,.0f}",
         )
-
-    def clear(self) -> None:
-        """Leave nothing of it on a terminal."""
-        if self._in_place:
-            self.say("")
+    )
 
 
 def _write(seen: Seen, wishes: Wishes, settings: Settings) -> None:
-    if is_terminal(sys.stderr) and not is_dumb():
-        sys.stderr.write("\r\x1b[K")
     load = wishes.load
     about = {
         "version": f"Memora {__version__}, Python {platform.python_version()}",

@@ -14,8 +14,8 @@ import anyio
 
 from memora.bootstrap import Memora, open_memora
 from memora.cli.exit import Exit
+from memora.cli.progress import Progress
 from memora.cli.runner import Signals, run_command
-from memora.cli.streams import is_terminal
 from memora.cli.texts import Texts, texts_for
 from memora.core.conversation import check_id
 from memora.errors import CallerError
@@ -52,7 +52,9 @@ async def _rebuild(conversation_id: str, as_json: bool, offline: bool, _: Signal
     texts = texts_for(settings.lang)
     async with open_memora(settings) as memora:
         await _rewind(memora, conversation_id, 0)
-        is_done = await _fold_all(memora, conversation_id, texts)
+        progress = Progress(sys.stderr)
+        is_done = await _fold_all(memora, conversation_id, texts, progress)
+        progress.clear()
         picture = await take_picture(memora.store, settings, conversation_id)
     return _show(picture, texts.rebuilt if is_done else texts.rebuild_goes_on, as_json=as_json)
 
@@ -75,16 +77,20 @@ async def _rewind(memora: Memora, conversation_id: str, version: int) -> None:
         raise NoSuchSummaryVersion(f"the summary of {conversation_id} has no version {version}: {what}")
 
 
-async def _fold_all(memora: Memora, conversation_id: str, texts: Texts) -> bool:
+async def _fold_all(memora: Memora, conversation_id: str, texts: Texts, progress: Progress) -> bool:
     """Wait for the worker, or fold without one, until nothing is pending. False if that will take longer."""
     has_worker = await memora.storage.workers() > 0
     picture = await take_picture(memora.store, memora.settings, conversation_id)
     until = anyio.current_time() + _PATIENCE_SECONDS
     while picture.pending_messages:
-        _progress(picture, texts)
+        if progress.is_due:
+            folded = picture.conversation.summary.summarized_message_count
+            total = folded + picture.pending_messages
+            progress.say(texts.rebuilding.format(folded=f"{folded:,}", total=f"{total:,}"))
         if has_worker:
             await anyio.sleep(_LOOK_SECONDS)
         elif isinstance(postponed := await memora.folds.fold(conversation_id), Postponed):
+            progress.clear()
             sys.stderr.write(f"memora: {texts.fold_failed.format(reason=postponed.reason)}\n")
             return False
         before, picture = picture, await take_picture(memora.store, memora.settings, conversation_id)
@@ -95,20 +101,7 @@ async def _fold_all(memora: Memora, conversation_id: str, texts: Texts) -> bool:
     return True
 
 
-def _progress(picture: Picture, texts: Texts) -> None:
-    """Where it is, on a line that is written over, if anybody looks."""
-    if not is_terminal(sys.stderr):
-        return
-    folded = picture.conversation.summary.summarized_message_count
-    told = texts.rebuilding.format(folded=f"{folded:,}", total=f"{folded + picture.pending_messages:,}")
-    sys.stderr.write(f"\r\x1b[K{told}")
-    sys.stderr.flush()
-
-
 def _show(picture: Picture, text: str, *, as_json: bool, version: int = 0) -> int:
-    if is_terminal(sys.stderr):
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
     summary = picture.conversation.summary
     if as_json:
         sys.stdout.write(encoded(picture_record(picture)) + "\n")

@@ -50,12 +50,8 @@ class Process:
         self._arguments, self._environment, self._log = arguments, environment, log
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self) -> str:
-        """Start it; the first line it writes.
-
-        Raises:
-            NotStarted: it ends instead, or takes too long.
-        """
+    async def start(self) -> None:
+        """Start it."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, *self._arguments),
@@ -65,25 +61,21 @@ class Process:
                 stderr=log,
                 start_new_session=True,
             )
-        assert self._process.stdout  # noqa: S101  # it was asked for
+
+    async def first_line(self) -> str:
+        """What it writes first.
+
+        Raises:
+            NotStarted: it ends instead, or takes too long.
+        """
         line = b""
         with anyio.move_on_after(_START_SECONDS):
+            assert self._process  # noqa: S101  # it was started
+            assert self._process.stdout  # noqa: S101  # it was asked for
             line = await self._process.stdout.readline()
         if not line:
             raise NotStarted(f"the {self.name} did not start: {self._last_words()}")
         return line.decode().strip()
-
-    async def start_quietly(self) -> None:
-        """Start something that writes nothing to standard output."""
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, *self._arguments),
-                env=dict(self._environment),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-            )
 
     async def kill(self) -> None:
         """End it as a power cut would."""
@@ -92,16 +84,6 @@ class Process:
     async def stop(self) -> None:
         """Let it end by itself, for a bounded time."""
         await self._end(signal.SIGTERM, _STOP_SECONDS)
-
-    @property
-    def processor_seconds(self) -> float:
-        """What it has used so far; 0 where the system does not tell."""
-        pid = self._process.pid if self._process else 0
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     async def _end(self, number: signal.Signals, seconds: float) -> None:
         process = self._process
@@ -135,7 +117,7 @@ class Ground:
         """Kill one of the workers and start it again."""
         worker = dice.choice(self.workers)
         await worker.kill()
-        await worker.start_quietly()
+        await worker.start()
 
     async def restart_redis(self) -> None:
         """Stop Redis and start it over what it has on disk."""
@@ -174,18 +156,16 @@ async def private_ground(pace: Pace, *, workers: int, settings: Mapping[str, str
         plain = {name: value for name, value in os.environ.items() if not _is_ours(name)}
         plain |= {"MEMORA_DATA_DIR": str(home), "PYTHONUNBUFFERED": "1"}
 
-        async def started(process: Process, *, speaks: bool) -> str:
+        async def started(process: Process) -> Process:
             stack.push_async_callback(process.stop)
-            if speaks:
-                return await process.start()
-            await process.start_quietly()
-            return ""
+            await process.start()
+            return process
 
         redis = EmbeddedRedis(home / "redis")
         await asyncio.to_thread(redis.start)
         stack.callback(redis.stop)
         model = Process("model", ("-m", "memora.offline_model", "--judging", "--scriptable"), plain, home / "model.log")
-        model_url = await started(model, speaks=True)
+        model_url = await (await started(model)).first_line()
         environment = plain | {
             "MEMORA_REDIS_URL": redis.url,
             "OPENAI_BASE_URL": model_url,
@@ -195,13 +175,13 @@ async def private_ground(pace: Pace, *, workers: int, settings: Mapping[str, str
             **settings,
         }
         server = Process("server", ("-m", "memora.cli.leash", "serve"), environment, home / "server.log")
-        line = await started(server, speaks=True)
+        line = await (await started(server)).first_line()
         all_workers = [
             Process("worker", ("-m", "memora.cli.leash", "worker"), environment, home / f"worker{number}.log")
             for number in range(workers)
         ]
         for worker in all_workers:
-            await started(worker, speaks=False)
+            await started(worker)
         yield Ground(line.split()[-1], redis, model_url, pace, [server], all_workers)
 
 
