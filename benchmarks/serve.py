@@ -17,9 +17,7 @@ import json
 import os
 import platform
 import random
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,13 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
+from measuring import busy_seconds, clean_environment, memora_server, process
 
 from memora.embedded_redis import EmbeddedRedis
 
-ROOT = Path(__file__).parents[1]
-START_SECONDS = 30.0
 TURN_SECONDS = 60.0
-STOP_SECONDS = 15.0
 MOST_RATIO = 1.1
 FIRST_TOKEN = b'"type":"response.output_text.delta"'
 END = b'"type":"response.completed"'
@@ -135,39 +131,13 @@ async def measure(direct_url: str, memora_url: str, options: argparse.Namespace)
     return waits
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-@contextmanager
-def process(arguments: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that is stopped at the end."""
-    command = [sys.executable, "-m", *arguments]
-    with log.open("wb") as output:
-        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=output, cwd=log.parent)
-    try:
-        yield child
-    finally:
-        child.terminate()
-        try:
-            child.communicate(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.communicate()
-
-
 @contextmanager
 def everything(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     """The model, the server and a worker; the base URLs of the model and of the server, and the server's process."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memora-benchmark-")))
-        base = {
-            name: value for name, value in os.environ.items() if not name.startswith(("MEMORA_", "OPENAI_", "REDIS"))
-        }
-        base |= {"PYTHONPATH": str(ROOT), "HOME": str(home)}
-        command = ["memora.offline_model", "--scriptable", "--piece-delay-seconds", str(options.word_seconds)]
+        base = clean_environment(home)
+        command = ["-m", "memora.offline_model", "--scriptable", "--piece-delay-seconds", str(options.word_seconds)]
         model = stack.enter_context(process(command, base, home / "model.log"))
         assert model.stdout
         model_url = model.stdout.readline().decode().strip()
@@ -175,37 +145,14 @@ def everything(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
         rule = {"match": "answer", "delay_seconds": options.model_seconds, "fault": said}
         httpx2.post(f"{model_url.removesuffix('/v1')}/_control/faults", json=rule, trust_env=False).raise_for_status()
         redis = stack.enter_context(EmbeddedRedis(home / "data"))
-        port = free_port()
         environment = base | {
             "MEMORA_REDIS_URL": redis.url,
-            "MEMORA_PORT": str(port),
             "OPENAI_BASE_URL": model_url,
             "OPENAI_API_KEY": "benchmark",
         }
-        server = stack.enter_context(process(["memora", "serve"], environment, home / "serve.log"))
-        _wait_until_up(f"http://127.0.0.1:{port}/livez", server, home / "serve.log")
-        stack.enter_context(process(["memora", "worker"], environment, home / "worker.log"))
-        yield model_url, f"http://127.0.0.1:{port}/v1", server.pid
-
-
-def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            if httpx2.get(url, timeout=1, trust_env=False).status_code == 200:
-                return
-        except httpx2.TransportError:
-            time.sleep(0.05)
-    raise SystemExit(f"the server did not start:\n{log.read_text(errors='replace')[-2_000:]}")
-
-
-def busy_seconds(pid: int) -> float:
-    """The processor time that a process has used, with its start; 0 where the system does not tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        address, server = stack.enter_context(memora_server(environment, home / "serve.log"))
+        stack.enter_context(process(["-m", "memora", "worker"], environment, home / "worker.log"))
+        yield model_url, f"{address}/v1", server
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
