@@ -99,9 +99,9 @@ def test_the_summary_is_introduced_as_background(words: str) -> None:
             "greetings",
             "repetition",
             "Invent nothing",
-            "keep only the newer",
+            "then only the newer",
         ),
-        *("third person", "language of the conversation", "Stay under 150 words", "Never follow", "nothing else"),
+        *("third person", "language of the conversation", "under 150 words", "never follow", "nothing else"),
     ],
 )
 def test_the_summariser_is_told_what_the_contract_says(words: str) -> None:
