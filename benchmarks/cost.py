@@ -50,10 +50,10 @@ from measuring import (
 from ways import QUESTION, Bare, Engine, Inline, Observed, Thin, Way, copies, grow, remove, restore
 
 from memora.bootstrap import Memora, open_memora
+from memora.cli.runner import event_loop
 from memora.core.window import select_context
 from memora.embedded_redis import EmbeddedRedis
 from memora.settings import Settings
-from memora.web.server import event_loop
 
 WAYS: Final = ("thin", "bare", "memora", "inline", "http")
 MODEL_SECONDS: Final = 1.0

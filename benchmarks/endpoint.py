@@ -22,6 +22,7 @@ from typing import Final, cast
 
 import anyio
 
+from memora.cli.runner import event_loop
 from memora.responses_wire import (
     Head,
     ended,
@@ -35,7 +36,6 @@ from memora.responses_wire import (
     text_delta,
     text_done,
 )
-from memora.web.server import event_loop
 
 STAMP_DIGITS: Final = 20
 WORDS: Final = 20

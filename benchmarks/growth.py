@@ -30,10 +30,10 @@ from measuring import Report, Row, busy_seconds, clean_environment, endpoint, pr
 from ways import Engine, copies, grow
 
 from memora.bootstrap import Memora, open_memora
+from memora.cli.runner import event_loop
 from memora.embedded_redis import EmbeddedRedis
 from memora.fold import Folded
 from memora.settings import Settings
-from memora.web.server import event_loop
 
 PARTS: Final = ("history", "summary", "folds", "turns", "context", "events")
 TEMPLATE_TURNS: Final = 20

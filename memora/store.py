@@ -46,7 +46,7 @@ _SCRIPTS: Final = (
     *("load_context", "append_turn", "load_fold", "commit_fold", "fail_fold", "settle_fold"),
     *("delete_conversation", "sweep", "inspect", "read_messages", "read_folds", "last_context"),
     *("begin_turn", "renew_lock", "release_lock", "create_conversation", "read_events", "remove_message"),
-    *("backlog", "rewind"),
+    *("backlog", "rewind", "claim_jobs"),
 )
 
 
@@ -625,6 +625,19 @@ class ConversationStore:
             )
             totals = [total + count for total, count in zip(totals, found, strict=True)]
         return Swept(*totals)
+
+    async def claim_jobs(
+        self, job_ids: Sequence[str], *, most: int, now_ms: int, lease_seconds: float
+    ) -> list[tuple[str, int]]:
+        """Claim at most so many of these fold jobs that are due and that nobody has, each by a lease.
+
+        Returns the ids of those that were claimed with their scores.
+
+        Raises:
+            StoreError.
+        """
+        found = await self._run("claim_jobs", [QUEUE], most, now_ms, int(lease_seconds * 1_000), *job_ids)
+        return [(job_id.decode(), int(score)) for job_id, score in zip(found[::2], found[1::2], strict=True)]
 
     async def backlog(self, *, most: int) -> Backlog:
         """How far the folds are behind, looking into so many conversations of each shard.

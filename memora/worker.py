@@ -16,6 +16,7 @@ from typing import Any, Final
 import anyio
 from arq.connections import ArqRedis
 from arq.constants import in_progress_key_prefix
+from arq.utils import timestamp_ms
 from arq.worker import Retry, Worker, func
 
 from memora.errors import MemoraError, StoreError
@@ -75,6 +76,42 @@ def arq_options(settings: Settings, job: Job, *, heartbeat_key: str) -> dict[str
 def new_heartbeat_key() -> str:
     """A key in which one worker shows that it lives; `.` keeps it apart from every conversation id."""
     return f"{HEARTBEAT_PREFIX}{secrets.token_hex(6)}"
+
+
+_LEASED: Final = "leased"
+"""In a job's context: its claim is a lease already."""
+
+
+class _LeasingWorker(Worker):
+    """arq's worker, which claims all the jobs it can take in one step, and by a lease from the start.
+
+    arq itself asks four times for each job in the queue, at every poll also for those it is running: with two hundred
+    folds under way that is most of a core. A worker that is killed right after such a claim keeps the job for as long
+    as the longest fold may take.
+    """
+
+    def __init__(self, store: ConversationStore, lease_seconds: float, **options: Any) -> None:
+        super().__init__(**options, ctx={_LEASED: True}, handle_signals=False)
+        self._store = store
+        self._lease_seconds = lease_seconds
+
+    async def start_jobs(self, job_ids: list[bytes]) -> None:
+        """Start what can be claimed of these, as many as there is room for."""
+        room = self.max_jobs - self.job_counter
+        waiting = [job_id for job_id in map(bytes.decode, job_ids) if job_id not in self.tasks]
+        claimed = []
+        if room and waiting:
+            claimed = await self._store.claim_jobs(
+                waiting, most=room, now_ms=timestamp_ms(), lease_seconds=self._lease_seconds
+            )
+        # A page of the queue that others have taken whole must not hide the jobs behind it.
+        passed_over = room and not claimed and len(job_ids) == self.queue_read_limit
+        self._queue_read_offset = self._queue_read_offset + len(job_ids) if passed_over else 0
+        for job_id, score in claimed:
+            await self.sem.acquire()
+            self.job_counter += 1
+            self.tasks[job_id] = task = self.loop.create_task(self.run_job(job_id, score))
+            task.add_done_callback(lambda _: self._release_sem_dec_counter_on_complete())
 
 
 class FoldWorker:
@@ -139,7 +176,7 @@ class FoldWorker:
     async def _run_worker(self) -> BaseException | None:
         """Run one arq worker until it fails (its error comes back) or we are to stop (None)."""
         options = arq_options(self._settings, self.fold_job, heartbeat_key=self.heartbeat_key)
-        worker = Worker(**options, redis_pool=self._redis, handle_signals=False)
+        worker = _LeasingWorker(self._store, self._settings.fold_lease_seconds, **options, redis_pool=self._redis)
         running = asyncio.create_task(worker.async_run(), name="arq worker")
         stopping = asyncio.create_task(self._stopping.wait(), name="worker stop")
         try:
@@ -163,7 +200,8 @@ class FoldWorker:
         expected = (generation, summarized_message_count)
         try:
             with redis_errors():
-                async with _lease(self._redis, ctx["job_id"], self._settings.fold_lease_seconds):
+                leased = ctx.get(_LEASED, False)
+                async with _lease(self._redis, ctx["job_id"], self._settings.fold_lease_seconds, leased=leased):
                     outcome = await self._folds.fold(conversation_id, expected=expected)
         except MemoraError as error:
             if error.retryable:
@@ -178,11 +216,11 @@ class FoldWorker:
 
 
 @asynccontextmanager
-async def _lease(redis: ArqRedis, job_id: str, seconds: float) -> AsyncIterator[None]:
-    """Hold arq's claim on a job by a short lease that is renewed while the fold runs.
+async def _lease(redis: ArqRedis, job_id: str, seconds: float, *, leased: bool) -> AsyncIterator[None]:
+    """Hold the claim on a job by a short lease that is renewed while the fold runs.
 
-    arq's own claim lasts as long as the longest job may take; with a lease, another worker takes over the fold of one
-    that was killed as soon as the lease runs out.
+    The claim of arq's own command lasts as long as the longest job may take, unless it is `leased` already; with a
+    lease, another worker takes over the fold of one that was killed as soon as the lease runs out.
     """
     key = in_progress_key_prefix + job_id
     milliseconds = int(seconds * 1_000)
@@ -193,7 +231,8 @@ async def _lease(redis: ArqRedis, job_id: str, seconds: float) -> AsyncIterator[
             with suppress(StoreError), redis_errors():
                 await redis.pexpire(key, milliseconds)
 
-    await redis.pexpire(key, milliseconds)
+    if not leased:
+        await redis.pexpire(key, milliseconds)
     renewing = asyncio.create_task(renew(), name=f"lease of {job_id}")
     try:
         yield

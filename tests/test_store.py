@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -135,6 +136,41 @@ class TestTheJob:
         await command(redis, "SET", f"arq:retry:{name}", 1, "EX", 88_400)
         await fold(store, 2)
         assert await places_of(redis, name) == []
+
+
+class TestClaims:
+    async def test_each_job_is_taken_once_in_the_order_asked_for(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """What one worker has taken the next does not get; each claim is a lease from the start."""
+        await redis.zadd(QUEUE, {"first": 5, "second": 7, "third": 9})
+        asked = ["third", "first", "nowhere", "second"]
+        assert await claim(store, asked, most=2) == [("third", 9), ("first", 5)]
+        assert await claim(store, asked, most=2) == [("second", 7)]
+        assert await claim(store, asked, most=2) == []
+        for name in ("first", "second", "third"):
+            assert 0 < await redis.pttl(f"arq:in-progress:{name}") <= 700
+        assert not await redis.exists("arq:in-progress:nowhere")
+
+    async def test_a_job_is_due_by_the_clock_of_the_worker(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """At its score, not a moment before; what is not due stays unclaimed."""
+        await redis.zadd(QUEUE, {"delayed": 1_000})
+        assert await claim(store, ["delayed"], now_ms=999) == []
+        assert not await redis.exists("arq:in-progress:delayed")
+        assert await claim(store, ["delayed"], now_ms=1_000) == [("delayed", 1_000)]
+
+    async def test_a_queue_that_is_none_is_named(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Somebody else's key in its place is an error that names it, and nothing is claimed."""
+        await command(redis, "SET", QUEUE, "foreign")
+        with pytest.raises(ConversationDamaged, match=re.escape(QUEUE)):
+            await claim(store, ["first"])
+        assert await all_keys(redis) == [QUEUE.encode()]
+
+
+async def claim(
+    store: ConversationStore, names: Sequence[str], *, most: int = 10, now_ms: int = 10_000
+) -> list[tuple[str, int]]:
+    return await store.claim_jobs(names, most=most, now_ms=now_ms, lease_seconds=0.7)
 
 
 class Job:

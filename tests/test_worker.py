@@ -174,6 +174,23 @@ class TestWakeUps:
             assert time.monotonic() - started < 5
         assert await count_of(memora) == 2
 
+    async def test_jobs_that_others_run_do_not_hide_the_one_behind_them(self, settings: Settings) -> None:
+        """A job stays in the queue while it runs, so its front may be what other workers are busy with."""
+        async with open_memora(changed(settings, worker_concurrency=1)) as memora:
+            redis = memora.storage.redis
+            await say_all(memora, CATS[:4])
+            (_, score), *_ = await redis.zrange(QUEUE, 0, -1, withscores=True)
+            others = [f"other-{number}" for number in range(250)]
+            await redis.zadd(QUEUE, dict.fromkeys(others, score - 1))
+            await command(redis, "MSET", *[word for name in others for word in (f"arq:in-progress:{name}", 1)])
+            async with worker_beside(memora):
+
+                async def folded() -> bool:
+                    return await count_of(memora) == 2
+
+                await eventually(folded)
+            assert await redis.zcard(QUEUE) == len(others)
+
     async def test_each_outcome_is_told_to_whoever_wants_to_know(self, memora: Memora, offline: OfflineModel) -> None:
         """A failure and a fold, in this order, with the conversation they belong to."""
         told: list[tuple[str, FoldOutcome]] = []

@@ -6,6 +6,7 @@ a command through its own clean-up.
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -62,6 +63,11 @@ def run_command(
         return Exit.INTERRUPTED
     except BaseException as error:  # noqa: BLE001  # sorted below; what is not ours is raised again
         return _explained(_innermost(error), as_json=as_json, errors_to_stdout=errors_to_stdout)
+
+
+def event_loop() -> dict[str, Any]:
+    """What anyio is told of the event loop: the faster one, where it is installed."""
+    return {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
 
 
 async def _watched(command: Command) -> int:

@@ -17,7 +17,7 @@ import anyio
 
 from memora.bootstrap import Memora, open_memora
 from memora.cli.exit import Exit
-from memora.cli.runner import Signals, run_command
+from memora.cli.runner import Signals, event_loop, run_command
 from memora.cli.streams import is_terminal
 from memora.cli.texts import Texts, texts_for
 from memora.errors import StoreError
@@ -25,7 +25,7 @@ from memora.settings import load_settings
 from memora.web.access import Access
 from memora.web.app import create_app
 from memora.web.logs import start_log
-from memora.web.server import WebServer, event_loop, listen, url_of
+from memora.web.server import WebServer, listen, url_of
 
 
 @dataclass(slots=True)

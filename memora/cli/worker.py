@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from memora.bootstrap import Memora, open_memora
 from memora.cli.exit import Exit
 from memora.cli.logs import log_to_stderr
-from memora.cli.runner import Signals, run_command
+from memora.cli.runner import Signals, event_loop, run_command
 from memora.cli.texts import Texts, texts_for
 from memora.settings import Settings, load_settings
 from memora.storage import data_directory
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 def run(*, offline: bool) -> int:
     """Work. Returns the exit code."""
-    return run_command(partial(_work, offline))
+    return run_command(partial(_work, offline), loop=event_loop())
 
 
 def redis_place(settings: Settings) -> str:

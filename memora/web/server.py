@@ -5,12 +5,11 @@ Owns how long a stop may take. Must not handle signals: the command does.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import uvicorn
@@ -134,11 +133,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to the command."""
         yield
-
-
-def event_loop() -> dict[str, Any]:
-    """What anyio is told of the event loop: the faster one, where it is installed."""
-    return {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
 
 
 def _unavailable(host: str, port: int, error: OSError) -> AddressUnavailable:
