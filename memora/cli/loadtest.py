@@ -37,7 +37,7 @@ from memora.loadtest.run import Faults, Run, Seen
 from memora.loadtest.words import Words
 from memora.offline_model.behaviour import Behaviour
 from memora.records import encoded
-from memora.settings import load_settings
+from memora.settings import Settings, load_settings
 
 _KEY_VARIABLE: Final = "MEMORA_LOADTEST_KEY"
 _NAME_WIDTH: Final = 24
@@ -56,6 +56,20 @@ _MODEL_OPTIONS: Final = {"model_first_seconds", "model_reply_seconds", "summary_
 _FAULT_OPTIONS: Final = {"kill_worker_every", "restart_redis_every", "provider_errors"}
 _PRIVATE_OPTIONS: Final = frozenset({"offline", "servers", "workers", *_MODEL_OPTIONS, *_FAULT_OPTIONS})
 """They say how a private server is, and mean nothing to one that runs already."""
+
+
+_MEASURED_SETTINGS: Final = (
+    "max_recent_turns",
+    "fold_batch_turns",
+    "max_input_tokens",
+    "max_summary_words",
+    "max_summary_tokens",
+    "max_fold_input_tokens",
+    "fold_lease_seconds",
+    "fold_retry_seconds",
+    "worker_concurrency",
+)
+"""Settings of the user that a private server has, too, as they are what is measured; no other reaches it."""
 
 
 class WrongTarget(CallerError):
@@ -128,7 +142,7 @@ async def _run(options: Options, signals: Signals) -> int:
         ground, urls = None, [options.url or ""]
         if options.url is None:
             progress.say(texts.loadtest_starting)
-            ground = await stack.enter_async_context(_ground(options, load))
+            ground = await stack.enter_async_context(_ground(options, load, settings))
             urls, settings = ground.urls, settings.model_copy(update={"redis_url": SecretStr(ground.redis.url)})
         client = Client(urls, os.environ.get(_KEY_VARIABLE, "none"))
         stack.push_async_callback(client.close)
@@ -143,14 +157,15 @@ async def _run(options: Options, signals: Signals) -> int:
     return Exit.DONE if test.seen.is_clean else Exit.FAILED
 
 
-def _ground(options: Options, load: Load) -> AbstractAsyncContextManager[Ground]:
+def _ground(options: Options, load: Load, settings: Settings) -> AbstractAsyncContextManager[Ground]:
     """The private server, large enough for the load: it works on more turns at once than there are conversations."""
-    tokens = max(_USUAL_BUDGET_TOKENS, _BUDGET_TOKENS_A_WORD * load.longest_message_words)
-    settings = {
-        "MEMORA_MAX_CONCURRENT_REQUESTS": str(max(512, 2 * load.conversations)),
-        "MEMORA_MAX_INPUT_TOKENS": str(tokens),
+    wanted = {
+        "max_concurrent_requests": max(512, 2 * load.conversations),
+        "max_input_tokens": max(_USUAL_BUDGET_TOKENS, _BUDGET_TOKENS_A_WORD * load.longest_message_words),
     }
-    return private_ground(options.behaviour, servers=options.servers, workers=options.workers, settings=settings)
+    wanted |= {name: getattr(settings, name) for name in _MEASURED_SETTINGS if name in settings.model_fields_set}
+    variables = {f"MEMORA_{name.upper()}": str(value) for name, value in wanted.items()}
+    return private_ground(options.behaviour, servers=options.servers, workers=options.workers, settings=variables)
 
 
 async def _talk(test: Run, signals: Signals, url: str) -> bool:

@@ -20,6 +20,7 @@ USUAL_CONVERSATIONS: Final = 50
 USUAL_THINK_SECONDS: Final = 10.0
 """To read a short answer and to write the next short message."""
 
+MOST_CONVERSATIONS: Final = 100_000
 MOST_TURNS: Final = 10_000_000
 """Whoever waits for more has mistaken a unit; the times of so many are kept in memory."""
 
@@ -107,19 +108,20 @@ def settle(rate: float | None, conversations: int | None, think_seconds: float |
     """Conversations and think time; of these and the turns a second any two say the third.
 
     Raises:
-        WrongLoad: all three are given and do not agree.
+        WrongLoad: all three are given and do not agree, or two make more conversations than there can be.
     """
     if rate is None:
         return conversations or USUAL_CONVERSATIONS, think_seconds or USUAL_THINK_SECONDS
     if think_seconds is None:
         conversations = conversations or USUAL_CONVERSATIONS
         return conversations, conversations / rate
-    needed = rate * think_seconds
-    chosen = conversations or max(1, round(needed))
-    if not math.isclose(chosen, needed, rel_tol=0.01, abs_tol=0.5):
-        asked = f"--rate {rate:g} and --think-seconds {think_seconds:g} make {needed:,.0f} conversations"
-        raise WrongLoad(f"{asked}, not {chosen:,}: leave one of the three out")
-    return chosen, chosen / rate
+    needed = max(1, round(rate * think_seconds))
+    asked = f"--rate {rate:g} and --think-seconds {think_seconds:g} make {needed:,} conversations"
+    if conversations is not None and not math.isclose(conversations, needed, rel_tol=0.01):
+        raise WrongLoad(f"{asked}, not {conversations:,}: leave one of the three out")
+    if needed > MOST_CONVERSATIONS:
+        raise WrongLoad(f"{asked}, and {MOST_CONVERSATIONS:,} are the most: make one of the two smaller")
+    return conversations or needed, (conversations or needed) / rate
 
 
 def plan_turns(load: Load) -> Iterator[PlannedTurn]:

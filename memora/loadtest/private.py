@@ -20,6 +20,7 @@ from typing import Any, Final
 import aiohttp
 import anyio
 
+import memora
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import MemoraError
 from memora.offline_model.behaviour import Behaviour
@@ -48,6 +49,7 @@ class Process:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, *self._arguments),
                 env=dict(self._environment),
+                cwd=self._log.parent,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -133,7 +135,7 @@ async def private_ground(
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(TemporaryDirectory(prefix="memora-loadtest-")))
         plain = {name: value for name, value in os.environ.items() if not _is_ours(name)}
-        plain |= {"MEMORA_DATA_DIR": str(home), "PYTHONUNBUFFERED": "1"}
+        plain |= {"MEMORA_DATA_DIR": str(home), "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
 
         async def started(process: Process) -> Process:
             stack.push_async_callback(process.stop)
@@ -168,6 +170,11 @@ async def private_ground(
 def _arguments(behaviour: Behaviour) -> list[str]:
     """How the model's command is told to behave so."""
     return [f"--{field.name.replace('_', '-')}={getattr(behaviour, field.name)}" for field in fields(behaviour)]
+
+
+def _python_path() -> str:
+    """Where modules are found from any directory: processes work in one of their own, where no `.env` is."""
+    return os.pathsep.join(filter(None, (str(Path(memora.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
 
 
 def _is_ours(name: str) -> bool:
