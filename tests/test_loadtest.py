@@ -58,6 +58,14 @@ def test_a_percentile_is_within_a_thousandth(values: list[float], share: float) 
     assert shares[-1] == 1
 
 
+def test_what_is_counted_in_ones_stays_whole() -> None:
+    """No percentile of messages is a fraction of one."""
+    histogram = Histogram(1.0)
+    for value in range(10, 90):
+        histogram.add(value)
+    assert histogram.record() == {"p50": 49, "p90": 81, "p99": 89, "max": 89}
+
+
 @given(LOADS)
 def test_a_plan_is_open_fair_and_the_same_again(load: Load) -> None:
     """Due times ascend within the duration, no conversation has two turns more than another, numbers have no holes."""
@@ -191,17 +199,9 @@ def test_a_run_is_measured_audited_and_judged(memora: CommandLine) -> None:
 
 def test_turns_that_are_due_too_early_are_held_back_and_counted(memora: CommandLine) -> None:
     """One person says ten things in two seconds to a model that takes 0.4 for each: latency counts from when due."""
-    model = (
-        "--model-first-seconds",
-        "0.5",
-        "--model-reply-seconds",
-        "0.5",
-        "--model-jitter",
-        "0",
-        "--summary-seconds",
-        "0",
-    )
-    ran = memora.run("loadtest", "--rate", "5", "--conversations", "1", "--duration", "2", *model, "--json")
+    model = ("--model-first-seconds", "0.4", "--model-reply-seconds", "0", "--model-jitter", "0")
+    options = (*model, "--summary-seconds", "0", "--json")
+    ran = memora.run("loadtest", "--rate", "5", "--conversations", "1", "--duration", "2", *options)
     assert ran.code == 0, ran.err
     record = ran.json
     assert record["turns"] == 10

@@ -271,7 +271,7 @@ ENGLISH: Final = Texts(
         title="Memora load test",
         setting="{rate} turns/s in {conversations} conversations, {think} s think time, {words} words a message, for "
         "{duration} s",
-        private_server="{servers} server, {workers} worker processes, offline model: first token {first} s, "
+        private_server="{servers} × server, {workers} × worker, offline model: first token {first} s, "
         "reply {reply} s, summary {summary} s, ± {jitter}",
         result="{turns} turns in {seconds} s ({rate} a second), {errors} errors, {retries} retries",
         at_once="at once, at most: {active} conversations active, {in_flight} turns in flight",
@@ -315,6 +315,8 @@ ENGLISH: Final = Texts(
         turns_a_second="turns a second",
         in_flight="turns in flight",
         active="conversations active",
+        most_in_flight="turns in flight, at most",
+        most_active="conversations active, at most",
         held_back_tile="turns held back",
         first_piece_median="first token, median",
         memory_median="memory, median",
@@ -573,6 +575,8 @@ CHINESE: Final = Texts(
         turns_a_second="每秒輪數",
         in_flight="進行中的輪",
         active="進行中的對話",
+        most_in_flight="進行中的輪，最多",
+        most_active="進行中的對話，最多",
         held_back_tile="等待上一輪的輪",
         first_piece_median="第一個 token，中位數",
         memory_median="記憶，中位數",

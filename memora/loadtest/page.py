@@ -36,6 +36,7 @@ _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--paper); margin: 0 auto;
   max-width: 92rem; padding: 2rem 1.5rem 3rem }
 h1 { font-size: 1.7rem; margin: 0 } h2 { font-size: 1rem; margin: 0 0 .5rem }
+h2::first-letter, td:first-child::first-letter { text-transform: uppercase }
 p { margin: .3rem 0 } code { font-size: .85em; overflow-wrap: anywhere }
 .soft { color: var(--soft) } .good { color: var(--good) } .bad { color: var(--bad) } .unknown { color: var(--b) }
 .verdicts { margin: 1.2rem 0; font-size: 1.05rem; font-weight: 600 }
@@ -85,8 +86,8 @@ def _tiles(seen: Seen, words: Words) -> str:
         (f"{seen.turns:,}", words.turns_answered),
         (f"{seen.failures:,}", words.errors),
         (f"{rate:,.1f}", words.turns_a_second),
-        (f"{seen.most_active:,}", words.active),
-        (f"{seen.most_in_flight:,}", words.in_flight),
+        (f"{seen.most_active:,}", words.most_active),
+        (f"{seen.most_in_flight:,}", words.most_in_flight),
         (f"{seen.held_back:,}", words.held_back_tile),
         (shown(seen.first_piece.percentile(0.5), "s"), words.first_piece_median),
         (shown(seen.memory.percentile(0.5), "s"), words.memory_median),
@@ -145,8 +146,8 @@ def _charts(seen: Seen, words: Words) -> str:
     )
 
 
-def _over_time(name: str, kind: str, seconds: Sequence[Second], figure: Callable[[Second], float]) -> Line:
-    return name, kind, [(at.at, figure(at)) for at in seconds]
+def _over_time(name: str, kind: str, seconds: Sequence[Second], figure: Callable[[Second], float | None]) -> Line:
+    return name, kind, [(at.at, value) for at in seconds if (value := figure(at)) is not None]
 
 
 def _curve(histogram: Histogram) -> Points:
@@ -175,6 +176,8 @@ def _svg(lines: Sequence[Line], label: Callable[[float], str], unit: str, ticks:
     if not xs:
         return ""
     most_x, most_y = max(*xs, 1e-9), _round_up(max(ys))
+    if not unit:
+        most_y = math.ceil(most_y / 4) * 4.0  # quarters of what is counted are whole
 
     def place(x: float, y: float) -> str:
         across = _LEFT + x / most_x * (_WIDTH - _LEFT - _RIGHT)
@@ -186,7 +189,8 @@ def _svg(lines: Sequence[Line], label: Callable[[float], str], unit: str, ticks:
         at = place(0, value).split(",")[1]
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{at}" dy="4" text-anchor="end">{shown(value, unit)}</text>')
-    marks = [tick for tick in ticks if tick <= most_x] or [most_x * step / 4 for step in range(5)]
+    step_x = _round_up(most_x / 5)
+    marks = [tick for tick in ticks if tick <= most_x] or [step_x * step for step in range(int(most_x / step_x) + 1)]
     parts += [
         f'<text x="{place(x, 0).split(",")[0]}" y="{_HEIGHT - 8}" text-anchor="middle">{label(x)}</text>' for x in marks
     ]

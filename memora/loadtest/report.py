@@ -91,7 +91,7 @@ def shown(value: float, unit: str) -> str:
     return f"{value * 1e3:,.1f} ms" if value < 0.1 else f"{value * 1e3:,.0f} ms" if value < 10 else f"{value:,.1f} s"
 
 
-def _second_record(second: Second) -> dict[str, float]:
+def _second_record(second: Second) -> dict[str, float | None]:
     return {
         "second": second.at,
         "turns": second.turns,

@@ -48,15 +48,18 @@ class Faults:
 
 @dataclass(slots=True)
 class Second:
-    """What happened in one second of the run; `in_flight` and `active` are the most there were of them in it."""
+    """What happened in one second of the run; `in_flight` and `active` are the most there were of them in it.
+
+    The lag is None in a second in which nobody looked.
+    """
 
     at: int
     turns: int = 0
     errors: int = 0
     in_flight: int = 0
     active: int = 0
-    lag_messages: float = 0.0
-    lag_seconds: float = 0.0
+    lag_messages: float | None = None
+    lag_seconds: float | None = None
     first_piece: Histogram = field(default_factory=Histogram)
 
 
@@ -74,7 +77,7 @@ class Seen:
     first_piece: Histogram = field(default_factory=Histogram)
     whole_turn: Histogram = field(default_factory=Histogram)
     memory: Histogram = field(default_factory=Histogram)
-    lag_messages: Histogram = field(default_factory=Histogram)
+    lag_messages: Histogram = field(default_factory=partial(Histogram, 1.0))
     lag_seconds: Histogram = field(default_factory=Histogram)
     seconds: dict[int, Second] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)

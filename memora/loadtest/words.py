@@ -55,6 +55,8 @@ class Words:
     turns_a_second: str
     in_flight: str
     active: str
+    most_in_flight: str
+    most_active: str
     held_back_tile: str
     first_piece_median: str
     memory_median: str
