@@ -22,7 +22,7 @@ def fields_of(text: str) -> set[str]:
 
 def words_of(catalogue: Mapping[str, Any]) -> dict[str, str]:
     """Every text by its name, those of catalogues inside the catalogue, too."""
-    found = {}
+    found: dict[str, str] = {}
     for name, text in catalogue.items():
         inside = words_of(text) if isinstance(text, dict) else {"": text}
         found |= {f"{name} {inner}".rstrip(): each for inner, each in inside.items()}
