@@ -6,17 +6,21 @@ import json
 import math
 import random
 import statistics
+import subprocess
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from command_line import CommandLine
+from command_line import CommandLine, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memora.cli.loadtest import lines_of
 from memora.cli.texts import CHINESE, ENGLISH, Texts
+from memora.embedded_redis import EmbeddedRedis
 from memora.loadtest.histogram import Histogram
 from memora.loadtest.page import page_of
 from memora.loadtest.plan import (
@@ -210,6 +214,25 @@ def test_turns_that_are_due_too_early_are_held_back_and_counted(memora: CommandL
     assert record["turn_seconds"]["max"] > 2
 
 
+def test_a_server_that_runs_is_tested_and_audited(memora: CommandLine, tmp_path: Path) -> None:
+    """Its model cannot be asked what it saw, which is said and is no failure; everything else is looked at."""
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        everything = memora.using(MEMORA_REDIS_URL=server.url)
+        child = everything.start("up", "--port", "0", stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        try:
+            assert child.stdout
+            ready = next(line for line in child.stdout if b"everything runs" in line).decode()
+            url = ready.split("everything runs: ")[1].split()[0]
+            ran = everything.run("loadtest", "--url", url, "--rate", "5", "--conversations", "2", "--duration", "2")
+        finally:
+            child.terminate()
+            child.communicate(timeout=20)
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith("10 turns in ")
+    for said in ("✓ audit clean: 2 conversations, 20 messages", "✓ ledger equal", "! not judged: only the offline"):
+        assert said in ran.out
+
+
 def test_ctrl_c_stops_the_turns_and_still_reports(memora: CommandLine) -> None:
     """What has been seen so far is audited, judged and written; the exit code says that it was stopped."""
     with memora.in_terminal("loadtest", "--rate", "5", "--conversations", "5", "--duration", "600") as terminal:
@@ -217,6 +240,27 @@ def test_ctrl_c_stops_the_turns_and_still_reports(memora: CommandLine) -> None:
         terminal.type("\x03")
         assert terminal.wait_for_end() == 130
         assert terminal.see("at once, at most: 5 conversations active", "✓ ledger equal", "✓ judge clean")
+
+
+def test_a_load_test_that_is_killed_leaves_nothing(memora: CommandLine) -> None:
+    """Servers, workers, model and Redis end, and the directory with all they wrote goes."""
+    with TemporaryDirectory() as name:  # a short name: sockets are in it
+        folder = Path(name)
+        with memora.using(TMPDIR=name).start("loadtest", "--duration", "600", stderr=subprocess.DEVNULL) as child:
+            wait_until(lambda: len(processes_in(folder)) >= 6, lambda: processes_in(folder))
+            child.kill()
+        wait_until(lambda: not processes_in(folder), lambda: processes_in(folder))
+        wait_until(lambda: not list(folder.glob("memora-loadtest-*")), lambda: list(folder.iterdir()))
+
+
+def processes_in(folder: Path) -> list[str]:
+    """What runs in a folder or below it."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if Path(str((place / "cwd").readlink()).removesuffix(" (deleted)")).is_relative_to(folder):
+                found.append((place / "cmdline").read_bytes().decode().replace("\0", " "))
+    return found
 
 
 @pytest.mark.parametrize(

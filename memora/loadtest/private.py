@@ -23,6 +23,7 @@ import anyio
 import memora
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import MemoraError
+from memora.loadtest.keeper import REDIS
 from memora.offline_model.behaviour import Behaviour
 
 _START_SECONDS: Final = 30.0
@@ -55,6 +56,12 @@ class Process:
                 stderr=log,
                 start_new_session=True,
             )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process  # noqa: S101  # it was started
+        return self._process.pid
 
     async def first_line(self) -> str:
         """What it writes first.
@@ -142,12 +149,15 @@ async def private_ground(
             await process.start()
             return process
 
-        redis = EmbeddedRedis(home / "redis")
+        redis = EmbeddedRedis(home / REDIS)
         await asyncio.to_thread(redis.start)
         stack.callback(redis.stop)
         model_arguments = ("-m", "memora.offline_model", "--judging", *_arguments(behaviour))
         model = Process("model", model_arguments, plain, home / "model.log")
         model_url = await (await started(model)).first_line()
+        # The servers and workers end with this process by themselves; these two are ended if it is killed.
+        keeper = ("-m", "memora.loadtest.keeper", str(home), str(model.pid))
+        await started(Process("keeper", keeper, plain, home / "keeper.log"))
         environment = plain | {
             "MEMORA_REDIS_URL": redis.url,
             "OPENAI_BASE_URL": model_url,
