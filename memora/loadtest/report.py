@@ -6,13 +6,14 @@ Owns the names in the record, and what is said of a verdict. Pure; how it looks 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from memora.loadtest.histogram import Histogram
 from memora.loadtest.run import Second, Seen
 from memora.loadtest.words import Words
 
-_MOST_KINDS = 5
+_MOST_KINDS: Final = 5
+"""Kinds of errors that are named; `--json` has them all."""
 
 
 def record_of(seen: Seen, about: dict[str, Any]) -> dict[str, Any]:
