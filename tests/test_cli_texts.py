@@ -1,8 +1,10 @@
 """The pure parts of the command line: its words, its lines, its catalogue, what a terminal is spared."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from string import Formatter
+from typing import Any
 
 import pytest
 
@@ -18,9 +20,18 @@ def fields_of(text: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(text) if name is not None}
 
 
+def words_of(catalogue: Mapping[str, Any]) -> dict[str, str]:
+    """Every text by its name, those of catalogues inside the catalogue, too."""
+    found: dict[str, str] = {}
+    for name, text in catalogue.items():
+        inside = words_of(text) if isinstance(text, dict) else {"": text}
+        found |= {f"{name} {inner}".rstrip(): each for inner, each in inside.items()}
+    return found
+
+
 def test_both_languages_say_the_same_things() -> None:
     """Every text exists in both languages, says something, and is filled with the same figures."""
-    english, chinese = asdict(ENGLISH), asdict(CHINESE)
+    english, chinese = words_of(asdict(ENGLISH)), words_of(asdict(CHINESE))
     assert english.keys() == chinese.keys()
     for name, text in english.items():
         assert text.strip()

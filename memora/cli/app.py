@@ -41,6 +41,11 @@ def run(arguments: Sequence[str]) -> int:
     return flush_output(_parse_and_run(list(map(argument_text, arguments))))
 
 
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _parse_and_run(arguments: list[str]) -> int:
     try:
         return int(app(arguments, prog_name="memora", standalone_mode=False) or Exit.DONE)
@@ -128,38 +133,52 @@ def audit(
 
 @app.command(help=_TEXTS.loadtest_help)
 def loadtest(  # noqa: PLR0917  # typer makes an option of each
-    rate: Annotated[float, typer.Option(min=0.01, max=10_000, help="Turns a second.")] = 10.0,
-    conversations: Annotated[int, typer.Option(min=1, max=100_000, help="Conversations.")] = 20,
-    duration: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds.")] = 30.0,
-    url: Annotated[str | None, typer.Option(help="A server that runs; without it a private one is started.")] = None,
-    remote: Annotated[bool, typer.Option("--remote", help="The server may be another machine.")] = False,
+    context: typer.Context,
+    rate: Annotated[float | None, typer.Option(min=0.01, max=10_000, help=_TEXTS.rate_option)] = None,
+    conversations: Annotated[int | None, typer.Option(min=1, max=100_000, help=_TEXTS.conversations_option)] = None,
+    think_seconds: Annotated[float | None, typer.Option(min=0.01, max=86_400, help=_TEXTS.think_option)] = None,
+    duration: Annotated[float, typer.Option(min=1, max=86_400, help=_TEXTS.duration_option)] = 60.0,
+    message_words: Annotated[int, typer.Option(min=1, max=1_000, help=_TEXTS.message_words_option)] = 15,
+    seed: Annotated[int, typer.Option(help=_TEXTS.seed_option)] = 1,
+    url: Annotated[str | None, typer.Option(help=_TEXTS.url_option)] = None,
+    remote: Annotated[bool, typer.Option("--remote", help=_TEXTS.remote_option)] = False,
     as_json: JsonOption = False,
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write a report with plots.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same plan.")] = 1,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers of the private server.")] = 2,
-    message_words: Annotated[int, typer.Option(min=1, max=1_000, help="Words of a message, about.")] = 15,
-    model_first_seconds: Annotated[float, typer.Option(min=0, max=60, help="Until the model's first piece.")] = 0.3,
-    model_reply_seconds: Annotated[float, typer.Option(min=0, max=60, help="Of a whole answer.")] = 1.0,
-    summary_seconds: Annotated[float, typer.Option(min=0, max=60, help="Of a summary.")] = 2.0,
-    kill_worker_every: Annotated[float, typer.Option(min=0, help="Seconds between two killed workers.")] = 0.0,
-    restart_redis_every: Annotated[float, typer.Option(min=0, help="Seconds between two restarts of Redis.")] = 0.0,
-    provider_errors: Annotated[float, typer.Option(min=0, max=1, help="Share of turns whose model fails once.")] = 0.0,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help=_TEXTS.html_option)] = None,
+    offline: Annotated[bool, typer.Option("--offline", help=_TEXTS.loadtest_offline_option)] = False,
+    servers: Annotated[int, typer.Option(min=1, max=64, help=_TEXTS.servers_option)] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=64, help=_TEXTS.workers_option)] = 2,
+    model_first_seconds: Annotated[float, typer.Option(min=0, max=60, help=_TEXTS.model_first_option)] = 0.3,
+    model_reply_seconds: Annotated[float, typer.Option(min=0, max=60, help=_TEXTS.model_reply_option)] = 1.0,
+    summary_seconds: Annotated[float, typer.Option(min=0, max=60, help=_TEXTS.summary_seconds_option)] = 2.0,
+    model_jitter: Annotated[float, typer.Option(min=0, max=1, help=_TEXTS.model_jitter_option)] = 0.3,
+    kill_worker_every: Annotated[float, typer.Option(min=0, max=86_400, help=_TEXTS.kill_worker_option)] = 0.0,
+    restart_redis_every: Annotated[float, typer.Option(min=0, max=86_400, help=_TEXTS.restart_redis_option)] = 0.0,
+    provider_errors: Annotated[float, typer.Option(min=0, max=1, help=_TEXTS.provider_errors_option)] = 0.0,
 ) -> None:
     """Put a server under load."""
-    from memora.loadtest.plan import Load  # noqa: PLC0415  # heavy, and only of use here
-    from memora.loadtest.private import Pace  # noqa: PLC0415  # likewise
-    from memora.loadtest.run import Faults  # noqa: PLC0415  # likewise
-
     _call(
         "loadtest",
-        load=Load(rate, conversations, duration, message_words, seed),
-        faults=Faults(kill_worker_every, restart_redis_every, provider_errors),
-        pace=Pace(model_first_seconds, model_reply_seconds, summary_seconds),
-        workers=workers,
+        rate=rate,
+        conversations=conversations,
+        think_seconds=think_seconds,
+        duration=duration,
+        message_words=message_words,
+        seed=seed,
         url=url,
         remote=remote,
         as_json=as_json,
         html=html,
+        offline=offline,
+        servers=servers,
+        workers=workers,
+        model_first_seconds=model_first_seconds,
+        model_reply_seconds=model_reply_seconds,
+        summary_seconds=summary_seconds,
+        model_jitter=model_jitter,
+        kill_worker_every=kill_worker_every,
+        restart_redis_every=restart_redis_every,
+        provider_errors=provider_errors,
+        given=frozenset(name for name in context.params if _is_given(context, name)),
     )
 
 

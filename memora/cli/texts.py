@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from memora.loadtest.words import Words
+
 
 @dataclass(frozen=True, slots=True)
 class Texts:
@@ -148,6 +150,26 @@ class Texts:
     loadtest_starting: str
     loadtest_judging: str
     loadtest_progress: str
+    rate_option: str
+    conversations_option: str
+    think_option: str
+    duration_option: str
+    message_words_option: str
+    seed_option: str
+    url_option: str
+    remote_option: str
+    html_option: str
+    loadtest_offline_option: str
+    servers_option: str
+    workers_option: str
+    model_first_option: str
+    model_reply_option: str
+    summary_seconds_option: str
+    model_jitter_option: str
+    kill_worker_option: str
+    restart_redis_option: str
+    provider_errors_option: str
+    loadtest: Words
 
     # --- audit
     audit_keys: str
@@ -224,6 +246,93 @@ ENGLISH: Final = Texts(
     delete_help="Forget one conversation.",
     yes_option="Do not ask.",
     export_help="Write one conversation to standard output as JSON.",
+    rate_option="Turns a second, of all conversations together: conversations / think time.",
+    conversations_option="Conversations that go on at once.  [default: 50]",
+    think_option="Mean time between two turns of a conversation, log-normal; the next is due after it even if the "
+    "answer is not there, and then held back until it is.  [default: 10]",
+    duration_option="Seconds during which turns begin.",
+    message_words_option="Median words of a message, log-normal, in English and Chinese.",
+    seed_option="The same seed makes the same plan and the same model.",
+    url_option="A server that runs; without it a private one is started.",
+    remote_option="The server may be another machine.",
+    html_option="Write a report with plots.",
+    loadtest_offline_option="Use the offline model; a private server always does.",
+    servers_option="Server processes; each turn of a conversation goes to the next.",
+    workers_option="Workers of the private server.",
+    model_first_option="Mean seconds to the model's first token.",
+    model_reply_option="Mean seconds of a whole answer.",
+    summary_seconds_option="Mean seconds of a summary.",
+    model_jitter_option="How far these three are spread: 0.3 is ± 30 %.",
+    kill_worker_option="Kill a worker every so many seconds; 0 is never.",
+    restart_redis_option="Restart Redis every so many seconds; 0 is never.",
+    provider_errors_option="Share of the requests to the model that fail at first.",
+    loadtest=Words(
+        language="en",
+        title="Memora load test",
+        setting="{rate} turns/s in {conversations} conversations, {think} s think time, {words} words a message, for "
+        "{duration} s",
+        private_server="{servers} × server, {workers} × worker, offline model: first token {first} s, "
+        "reply {reply} s, summary {summary} s, ± {jitter}",
+        result="{turns} turns in {seconds} s ({rate} a second), {errors} errors, {retries} retries",
+        at_once="at once, at most: {active} conversations active, {in_flight} turns in flight",
+        held_back="{turns} turns were due before the one before them was answered, and waited for it",
+        accidents_line="accidents: {what}",
+        accidents={
+            "workers killed": "workers killed",
+            "Redis restarts": "Redis restarts",
+            "provider errors": "provider errors",
+        },
+        tokens_line="tokens: {what}",
+        tokens={
+            "answer_input": "answer input",
+            "answer_output": "answer output",
+            "fold_input": "fold input",
+            "fold_output": "fold output",
+        },
+        first_piece="time to first token",
+        whole_turn="whole turn",
+        memory_overhead="memory overhead",
+        fold_lag_messages="fold lag, messages",
+        fold_lag_seconds="fold lag, seconds",
+        lateness="load test late by",
+        latency_note="Latencies count from the moment at which a turn was due, whatever it waited for.",
+        lateness_note="The last line is the load test's own lateness, which is part of them.",
+        not_answered="{turns} turns were not answered: {kinds}",
+        folds_stuck="folds have come to a stop: {messages} messages wait for one",
+        folds_unknown="not known whether all is folded: the server's /metrics does not tell",
+        audit_clean="audit clean: {conversations} conversations, {messages} messages, {folds} folds",
+        audit_found="audit: {findings} findings in {conversations} conversations, {messages} messages, {folds} folds",
+        not_audited="not audited: {why}",
+        ledger_equal="ledger equal: the histories hold every answered turn, and no other",
+        ledger_differs="ledger: {conversations} histories differ from what their clients know",
+        judge_clean="judge clean: every earlier turn visible exactly once, in order, in {requests} requests to the "
+        "model, {gaps} messages in reported gaps",
+        judge_found="judge: {violations} violations in {requests} requests to the model",
+        not_judged="not judged: {why}",
+        was_stopped="the run was stopped",
+        turns_answered="turns answered",
+        errors="errors",
+        turns_a_second="turns a second",
+        in_flight="turns in flight",
+        active="conversations active",
+        most_in_flight="turns in flight, at most",
+        most_active="conversations active, at most",
+        held_back_tile="turns held back",
+        first_piece_median="first token, median",
+        memory_median="memory, median",
+        retries="retries",
+        in_gaps="messages in gaps",
+        tokens_tile="tokens, {kind}",
+        percentiles="Percentiles",
+        latency_by_percentile="Latency by percentile",
+        first_piece_over_time="Time to first token over time",
+        at_once_over_time="At once",
+        turns_over_time="Turns and errors, each second",
+        turns="turns",
+        messages="messages",
+        seconds="seconds",
+        nothing_to_show="nothing to show",
+    ),
     loadtest_help="Put a server under load, by default one of its own, and judge what became of every turn.",
     loadtest_starting="starting a private Redis, model, server and workers",
     loadtest_judging="waiting for the last folds, then auditing",
@@ -404,6 +513,86 @@ CHINESE: Final = Texts(
     delete_help="刪除一個對話。",
     yes_option="不再詢問。",
     export_help="將一個對話以 JSON 寫到標準輸出。",
+    rate_option="所有對話合計每秒的輪數：對話數 / 思考時間。",
+    conversations_option="同時進行的對話數。[預設：50]",
+    think_option="同一對話兩輪之間的平均時間（秒，對數常態分布）；到時下一輪即到期，若上一輪尚未回覆則等它回覆。[預設：10]",
+    duration_option="開始新一輪的期間（秒）。",
+    message_words_option="訊息字數的中位數（對數常態分布），中英混合。",
+    seed_option="相同的種子產生相同的計畫與相同的模型。",
+    url_option="已在執行的伺服器；未指定則啟動專用的伺服器。",
+    remote_option="伺服器可以是另一台機器。",
+    html_option="寫出含圖表的報告。",
+    loadtest_offline_option="使用離線模型；專用的伺服器一律如此。",
+    servers_option="伺服器程序數；對話的每一輪輪流送往下一個。",
+    workers_option="專用伺服器的 worker 數。",
+    model_first_option="模型第一個 token 的平均秒數。",
+    model_reply_option="完整回覆的平均秒數。",
+    summary_seconds_option="摘要的平均秒數。",
+    model_jitter_option="這三個時間的浮動幅度：0.3 即 ± 30 %。",
+    kill_worker_option="每隔幾秒強制結束一個 worker；0 為不做。",
+    restart_redis_option="每隔幾秒重新啟動 Redis；0 為不做。",
+    provider_errors_option="第一次會失敗的模型請求比例。",
+    loadtest=Words(
+        language="zh-Hant",
+        title="Memora 負載測試",
+        setting="每秒 {rate} 輪，{conversations} 個對話，思考時間 {think} 秒，訊息 {words} 字，為時 {duration} 秒",
+        private_server="{servers} 個伺服器、{workers} 個 worker 程序，離線模型：第一個 token {first} 秒、"
+        "回覆 {reply} 秒、摘要 {summary} 秒，± {jitter}",
+        result="{seconds} 秒內 {turns} 輪（每秒 {rate} 輪），錯誤 {errors}，重試 {retries}",
+        at_once="同時最多：進行中的對話 {active}，進行中的輪 {in_flight}",
+        held_back="{turns} 輪到期時上一輪尚未回覆，等它回覆後才送出",
+        accidents_line="意外：{what}",
+        accidents={"workers killed": "結束的 worker", "Redis restarts": "Redis 重啟", "provider errors": "模型錯誤"},
+        tokens_line="token：{what}",
+        tokens={
+            "answer_input": "回答輸入",
+            "answer_output": "回答輸出",
+            "fold_input": "摘要輸入",
+            "fold_output": "摘要輸出",
+        },
+        first_piece="第一個 token 的時間",
+        whole_turn="整輪",
+        memory_overhead="記憶的額外時間",
+        fold_lag_messages="待摘要的訊息",
+        fold_lag_seconds="摘要落後的秒數",
+        lateness="負載測試自身的延遲",
+        latency_note="延遲一律從該輪到期的時刻算起，不論它等了什麼。",
+        lateness_note="最後一列是負載測試自身的延遲，已包含在內。",
+        not_answered="{turns} 輪沒有得到回覆：{kinds}",
+        folds_stuck="摘要停滯：仍有 {messages} 則訊息等待摘要",
+        folds_unknown="不知道是否全部摘要完成：伺服器的 /metrics 沒有說明",
+        audit_clean="稽核無誤：{conversations} 個對話，{messages} 則訊息，{folds} 次摘要",
+        audit_found="稽核：{findings} 個問題，於 {conversations} 個對話、{messages} 則訊息、{folds} 次摘要中",
+        not_audited="未稽核：{why}",
+        ledger_equal="帳目相符：歷史包含每一個已回覆的輪，別無其他",
+        ledger_differs="帳目：{conversations} 個歷史與用戶端所知不符",
+        judge_clean="裁判無誤：{requests} 個模型請求中，先前的每一輪都恰好依序出現一次，已回報的缺口 {gaps} 則訊息",
+        judge_found="裁判：{requests} 個模型請求中有 {violations} 個違規",
+        not_judged="未裁判：{why}",
+        was_stopped="執行被中止",
+        turns_answered="已回覆的輪",
+        errors="錯誤",
+        turns_a_second="每秒輪數",
+        in_flight="進行中的輪",
+        active="進行中的對話",
+        most_in_flight="進行中的輪，最多",
+        most_active="進行中的對話，最多",
+        held_back_tile="等待上一輪的輪",
+        first_piece_median="第一個 token，中位數",
+        memory_median="記憶，中位數",
+        retries="重試",
+        in_gaps="缺口中的訊息",
+        tokens_tile="token：{kind}",
+        percentiles="百分位數",
+        latency_by_percentile="各百分位數的延遲",
+        first_piece_over_time="第一個 token 的時間變化",
+        at_once_over_time="同時進行",
+        turns_over_time="每秒的輪與錯誤",
+        turns="輪",
+        messages="訊息",
+        seconds="秒",
+        nothing_to_show="沒有可顯示的內容",
+    ),
     loadtest_help="對伺服器施加負載（預設為專用的伺服器），並檢查每一輪的結果。",
     loadtest_starting="正在啟動專用的 Redis、模型、伺服器與 worker",
     loadtest_judging="等待最後的摘要完成，然後稽核",

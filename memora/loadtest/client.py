@@ -1,6 +1,6 @@
-"""One client of a server under load: lean, so that what is measured is the server.
+"""The client of the servers under load: lean, so that what is measured are they.
 
-Owns how a turn is sent and tried again, and what became of it. Must not know the plan.
+Owns where a turn is sent, how it is tried again, and what became of it. Must not know the plan.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,16 +21,20 @@ TURN_SECONDS: Final = 90.0
 """After so long a turn is given up."""
 
 _PAUSE_SECONDS: Final = 0.2
+_METRICS_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
 _PIECE: Final = b'"type":"response.output_text.delta"'
 _ENDINGS: Final = (b'"type":"response.completed"', b'"type":"response.incomplete"', b'"type":"response.failed"')
 _NOTHING_STORED: Final = frozenset({"upstream_error", "upstream_timeout"})
+_TRY_AGAIN: Final = frozenset({408, 409, 429})
+"""What a server says if the same request can succeed later; its other 4xx are about the request and final."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
     """What a client knows of one turn at its end. Times are in seconds of the monotonic clock, 0 if it never came.
 
-    `memory_seconds` is what the server says it took before it asked the model. `error` is empty if it was answered.
+    `outcome` is `unknown` if nobody can say whether the turn is stored. `memory_seconds` is what the server says it
+    took before it asked the model. `error` is empty if it was answered.
     """
 
     outcome: Outcome
@@ -42,15 +47,18 @@ class Heard:
 
 
 class Client:
-    """Sends turns to one server; safe to share between tasks."""
+    """Sends turns to servers that share a store; safe to share between tasks.
 
-    def __init__(self, url: str, key: str) -> None:
+    Each turn of a conversation goes to the next server, and so does each new try: whoever gets it must know all before.
+    """
+
+    def __init__(self, urls: Sequence[str], key: str) -> None:
         self._session = aiohttp.ClientSession(
             headers={"authorization": f"Bearer {key}"},
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=TURN_SECONDS),
         )
-        self._url = url.rstrip("/")
+        self._urls = [url.rstrip("/") for url in urls]
 
     async def close(self) -> None:
         """Close all connections."""
@@ -62,13 +70,14 @@ class Client:
         Raises:
             aiohttp.ClientError: the server does not take it.
         """
-        async with self._session.post(f"{self._url}/v1/conversations", json={}, raise_for_status=True) as reply:
+        async with self._session.post(f"{self._urls[0]}/v1/conversations", json={}, raise_for_status=True) as reply:
             return str((await reply.json())["id"])
 
     async def metrics(self) -> dict[str, float]:
         """The plain figures of `/metrics`; none if they cannot be had now."""
         try:
-            async with self._session.get(f"{self._url}/metrics", raise_for_status=True) as reply:
+            url = f"{self._urls[0]}/metrics"
+            async with self._session.get(url, raise_for_status=True, timeout=_METRICS_TIMEOUT) as reply:
                 lines = (await reply.text()).splitlines()
         except (aiohttp.ClientError, TimeoutError):
             return {}
@@ -78,11 +87,13 @@ class Client:
     async def turn(self, conversation_id: str, turn: PlannedTurn, key: str) -> Heard:
         """Stream one turn; tried again under its key until it is answered, refused for good, or given up."""
         body = {"model": "memora", "conversation": conversation_id, "input": turn.text, "stream": True}
+        first = turn.conversation + turn.marker.turn
         until, tries, error = time.monotonic() + TURN_SECONDS, 0, ""
         while time.monotonic() < until:
+            url = self._urls[(first + tries) % len(self._urls)]
             tries += 1
             try:
-                heard = await self._try(body, key, tries)
+                heard = await self._try(url, body, key, tries)
             except (aiohttp.ClientError, TimeoutError, OSError) as failure:
                 error = type(failure).__name__
             else:
@@ -92,12 +103,13 @@ class Client:
             await asyncio.sleep(_PAUSE_SECONDS)
         return Heard("unknown", tries=tries, error=error or "timeout")
 
-    async def _try(self, body: dict[str, Any], key: str, tries: int) -> Heard:
+    async def _try(self, url: str, body: dict[str, Any], key: str, tries: int) -> Heard:
         headers = {"Idempotency-Key": key}
-        async with self._session.post(f"{self._url}/v1/responses", json=body, headers=headers) as reply:
+        async with self._session.post(f"{url}/v1/responses", json=body, headers=headers) as reply:
             if reply.status != 200:
                 code = _code(await reply.read())
-                return Heard("failed" if code in _NOTHING_STORED else "unknown", tries=tries, error=code)
+                is_final = code in _NOTHING_STORED or (400 <= reply.status < 500 and reply.status not in _TRY_AGAIN)
+                return Heard("failed" if is_final else "unknown", tries=tries, error=code)
             first, tail = 0.0, b""
             async for chunk in reply.content.iter_any():
                 tail += chunk

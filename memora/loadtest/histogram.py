@@ -9,17 +9,21 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-UNIT: Final = 1e-6
-"""Values are counted in millionths: microseconds, if they are seconds."""
+MICROSECOND: Final = 1e-6
+_DIGITS: Final = 6
 
 _EXACT: Final = 2_048
 """Below this many units every value has a bucket of its own; above, buckets double in width with every power of two."""
 
 
 class Histogram:
-    """Counts of non-negative values. Percentiles are the upper edge of their bucket, never above the largest value."""
+    """Counts of non-negative values in a unit. Percentiles are the upper edge of their bucket, never above the largest.
 
-    def __init__(self) -> None:
+    Seconds are counted in microseconds, what can be counted itself in ones.
+    """
+
+    def __init__(self, unit: float = MICROSECOND) -> None:
+        self._unit = unit
         self._counts: Counter[int] = Counter()
         self.count = 0
         self.largest = 0.0
@@ -27,7 +31,7 @@ class Histogram:
     def add(self, value: float) -> None:
         """Count one value; a negative one is 0."""
         value = max(value, 0.0)
-        self._counts[_bucket(round(value / UNIT))] += 1
+        self._counts[_bucket(round(value / self._unit))] += 1
         self.count += 1
         self.largest = max(self.largest, value)
 
@@ -43,12 +47,13 @@ class Histogram:
         seen = 0
         for bucket in sorted(self._counts):
             seen += self._counts[bucket]
-            yield min(_upper_edge(bucket) * UNIT, self.largest), seen / self.count
+            yield min(_upper_edge(bucket) * self._unit, self.largest), seen / self.count
 
     def record(self) -> dict[str, float]:
         """The usual percentiles."""
         named = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-        return {**{name: self.percentile(share) for name, share in named.items()}, "max": self.largest}
+        figures = {**{name: self.percentile(share) for name, share in named.items()}, "max": self.largest}
+        return {name: round(value, _DIGITS) for name, value in figures.items()}
 
 
 def _bucket(units: int) -> int:

@@ -11,8 +11,9 @@ from html import escape
 from typing import Any, Final
 
 from memora.loadtest.histogram import Histogram
-from memora.loadtest.report import figures_of, shown, verdicts_of
+from memora.loadtest.report import accidents_of, figures_of, shown, tokens_of, verdicts_of
 from memora.loadtest.run import Second, Seen
+from memora.loadtest.words import Words
 
 _WIDTH: Final = 660
 _HEIGHT: Final = 210
@@ -35,6 +36,7 @@ _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--paper); margin: 0 auto;
   max-width: 92rem; padding: 2rem 1.5rem 3rem }
 h1 { font-size: 1.7rem; margin: 0 } h2 { font-size: 1rem; margin: 0 0 .5rem }
+h2::first-letter, td:first-child::first-letter { text-transform: uppercase }
 p { margin: .3rem 0 } code { font-size: .85em; overflow-wrap: anywhere }
 .soft { color: var(--soft) } .good { color: var(--good) } .bad { color: var(--bad) } .unknown { color: var(--b) }
 .verdicts { margin: 1.2rem 0; font-size: 1.05rem; font-weight: 600 }
@@ -55,43 +57,44 @@ svg text { fill: var(--soft); font-size: 12px } .grid { stroke: var(--line) }
 """
 
 
-def page_of(seen: Seen, about: dict[str, Any]) -> str:
+def page_of(seen: Seen, about: dict[str, Any], words: Words) -> str:
     """The whole file."""
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<!doctype html><html lang="{words.language}"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Memora load test</title><style>{_STYLE}</style></head><body>{_head(seen, about)}{_tiles(seen)}"
-        f'<div class="cards">{_table(seen)}{_charts(seen)}</div></body></html>\n'
+        f"<title>{words.title}</title><style>{_STYLE}</style></head><body>{_head(seen, about, words)}"
+        f"{_tiles(seen, words)}"
+        f'<div class="cards">{_table(seen, words)}{_charts(seen, words)}</div></body></html>\n'
     )
 
 
-def _head(seen: Seen, about: dict[str, Any]) -> str:
+def _head(seen: Seen, about: dict[str, Any], words: Words) -> str:
     classes = {"✓": "good", "✗": "bad", "!": "unknown"}
-    verdicts = "".join(f'<p class="{classes[mark]}">{mark} {escape(text)}</p>' for mark, text in verdicts_of(seen))
-    if seen.failures:
-        kinds = ", ".join(f"{count:,} × {name}" for name, count in seen.errors.most_common(5))
-        verdicts += f'<p class="bad">✗ {seen.failures:,} turns were not answered: {escape(kinds)}</p>'
+    found = verdicts_of(seen, words)
+    verdicts = "".join(f'<p class="{classes[mark]}">{mark} {escape(text)}</p>' for mark, text in found)
     told = " · ".join(escape(str(value)) for name, value in about.items() if name != "command")
     return (
-        f'<h1>Memora load test</h1><p class="soft">{told}</p>'
+        f'<h1>{words.title}</h1><p class="soft">{told}</p>'
         f"<p><code>{escape(str(about.get('command', '')))}</code></p>"
         f'<div class="verdicts">{verdicts}</div>'
     )
 
 
-def _tiles(seen: Seen) -> str:
+def _tiles(seen: Seen, words: Words) -> str:
     rate = seen.turns / seen.elapsed if seen.elapsed else 0.0
     tiles = [
-        (f"{seen.turns:,}", "turns answered"),
-        (f"{seen.failures:,}", "errors"),
-        (f"{rate:,.1f}", "turns a second"),
-        (f"{seen.most_at_once:,}", "at once, at most"),
-        (shown(seen.first_piece.percentile(0.5), "s"), "first token, median"),
-        (shown(seen.memory.percentile(0.5), "s"), "memory, median"),
-        (f"{seen.retries:,}", "retries"),
-        (f"{seen.gap_messages:,}", "messages in gaps"),
-        *((f"{count:,}", name) for name, count in sorted(seen.accidents.items())),
-        *((f"{count:,}", f"tokens, {name.replace('_', ' ')}") for name, count in seen.tokens.items()),
+        (f"{seen.turns:,}", words.turns_answered),
+        (f"{seen.failures:,}", words.errors),
+        (f"{rate:,.1f}", words.turns_a_second),
+        (f"{seen.most_active:,}", words.most_active),
+        (f"{seen.most_in_flight:,}", words.most_in_flight),
+        (f"{seen.held_back:,}", words.held_back_tile),
+        (shown(seen.first_piece.percentile(0.5), "s"), words.first_piece_median),
+        (shown(seen.memory.percentile(0.5), "s"), words.memory_median),
+        (f"{seen.retries:,}", words.retries),
+        (f"{seen.gap_messages:,}", words.in_gaps),
+        *((f"{count:,}", escape(name)) for count, name in accidents_of(seen, words)),
+        *((f"{count:,}", words.tokens_tile.format(kind=escape(name))) for count, name in tokens_of(seen, words)),
     ]
     cells = "".join(
         f'<div class="tile"><b>{figure}</b><span class="soft">{name}</span></div>' for figure, name in tiles
@@ -99,42 +102,52 @@ def _tiles(seen: Seen) -> str:
     return f'<div class="tiles">{cells}</div>'
 
 
-def _table(seen: Seen) -> str:
+def _table(seen: Seen, words: Words) -> str:
     rows = "".join(
         f"<tr><td>{name}</td>{''.join(f'<td>{shown(value, unit)}</td>' for value in histogram.record().values())}</tr>"
-        for name, histogram, unit in figures_of(seen)
+        for name, histogram, unit in figures_of(seen, words)
     )
     head = "<tr><th></th><th>p50</th><th>p90</th><th>p99</th><th>max</th></tr>"
-    note = '<p class="soft">Latencies count from the moment at which a turn was due, whatever it waited for.</p>'
-    return f'<div class="card"><h2>Percentiles</h2><table>{head}{rows}</table>{note}</div>'
+    note = f'<p class="soft">{words.latency_note} {words.lateness_note}</p>'
+    return f'<div class="card"><h2>{words.percentiles}</h2><table>{head}{rows}</table>{note}</div>'
 
 
-def _charts(seen: Seen) -> str:
-    seconds = [seen.seconds[at] for at in sorted(seen.seconds)]
-    by_share = [("time to first token", "a", _curve(seen.first_piece)), ("whole turn", "b", _curve(seen.whole_turn))]
+def _charts(seen: Seen, words: Words) -> str:
+    seconds = seen.in_order()
+    by_share = [
+        (words.first_piece, "a", _curve(seen.first_piece)),
+        (words.whole_turn, "b", _curve(seen.whole_turn)),
+    ]
     first = [
         (name, kind, [(at.at, at.first_piece.percentile(share)) for at in seconds if at.first_piece.count])
         for name, kind, share in (("p50", "a", 0.5), ("p99", "b", 0.99))
     ]
-    turns = [
-        _over_time("turns", "a", seconds, lambda at: at.turns),
-        _over_time("errors", "b", seconds, lambda at: at.errors),
+    at_once = [
+        _over_time(words.active, "a", seconds, lambda at: at.active),
+        _over_time(words.in_flight, "b", seconds, lambda at: at.in_flight),
     ]
-    messages = [_over_time("messages", "a", seconds, lambda at: at.lag_messages)]
-    waiting = [_over_time("seconds", "b", seconds, lambda at: at.lag_seconds)]
+    turns = [
+        _over_time(words.turns, "a", seconds, lambda at: at.turns),
+        _over_time(words.errors, "b", seconds, lambda at: at.errors),
+    ]
+    messages = [_over_time(words.messages, "a", seconds, lambda at: at.lag_messages)]
+    waiting = [_over_time(words.seconds, "b", seconds, lambda at: at.lag_seconds)]
+    nines = [-math.log10(1 - nine) for nine in _NINES]
     return "".join(
-        (
-            _card("Latency by percentile", by_share, _share_label, "s", [-math.log10(1 - nine) for nine in _NINES]),
-            _card("Time to first token over time", first, _time_label, "s"),
-            _card("Turns and errors, each second", turns, _time_label, ""),
-            _card("Fold lag in messages", messages, _time_label, ""),
-            _card("Fold lag in seconds", waiting, _time_label, "s"),
+        _card(title, _svg(lines, label, unit, ticks) or f'<p class="soft">{words.nothing_to_show}</p>', lines)
+        for title, lines, label, unit, ticks in (
+            (words.latency_by_percentile, by_share, _share_label, "s", nines),
+            (words.first_piece_over_time, first, _time_label, "s", ()),
+            (words.at_once_over_time, at_once, _time_label, "", ()),
+            (words.turns_over_time, turns, _time_label, "", ()),
+            (words.fold_lag_messages, messages, _time_label, "", ()),
+            (words.fold_lag_seconds, waiting, _time_label, "s", ()),
         )
     )
 
 
-def _over_time(name: str, kind: str, seconds: Sequence[Second], figure: Callable[[Second], float]) -> Line:
-    return name, kind, [(at.at, figure(at)) for at in seconds]
+def _over_time(name: str, kind: str, seconds: Sequence[Second], figure: Callable[[Second], float | None]) -> Line:
+    return name, kind, [(at.at, value) for at in seconds if (value := figure(at)) is not None]
 
 
 def _curve(histogram: Histogram) -> Points:
@@ -151,19 +164,20 @@ def _time_label(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _card(
-    title: str, lines: Sequence[Line], label: Callable[[float], str], unit: str, ticks: Sequence[float] = ()
-) -> str:
+def _card(title: str, plot: str, lines: Sequence[Line]) -> str:
     keys = "".join(f'<span class="key {kind}"></span>{escape(name)}' for name, kind, _ in lines)
-    return f'<div class="card"><h2>{title} <span class="soft">{keys}</span></h2>{_svg(lines, label, unit, ticks)}</div>'
+    return f'<div class="card"><h2>{title} <span class="soft">{keys}</span></h2>{plot}</div>'
 
 
 def _svg(lines: Sequence[Line], label: Callable[[float], str], unit: str, ticks: Sequence[float]) -> str:
+    """The lines as a picture; none if there is nothing to show."""
     xs = [x for _, _, points in lines for x, _ in points]
     ys = [y for _, _, points in lines for _, y in points]
     if not xs:
-        return '<p class="soft">nothing to show</p>'
+        return ""
     most_x, most_y = max(*xs, 1e-9), _round_up(max(ys))
+    if not unit:
+        most_y = math.ceil(most_y / 4) * 4.0  # quarters of what is counted are whole
 
     def place(x: float, y: float) -> str:
         across = _LEFT + x / most_x * (_WIDTH - _LEFT - _RIGHT)
@@ -175,7 +189,8 @@ def _svg(lines: Sequence[Line], label: Callable[[float], str], unit: str, ticks:
         at = place(0, value).split(",")[1]
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{at}" dy="4" text-anchor="end">{shown(value, unit)}</text>')
-    marks = [tick for tick in ticks if tick <= most_x] or [most_x * step / 4 for step in range(5)]
+    step_x = _round_up(most_x / 5)
+    marks = [tick for tick in ticks if tick <= most_x] or [step_x * step for step in range(int(most_x / step_x) + 1)]
     parts += [
         f'<text x="{place(x, 0).split(",")[0]}" y="{_HEIGHT - 8}" text-anchor="middle">{label(x)}</text>' for x in marks
     ]

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -20,8 +20,11 @@ from typing import Any, Final
 import aiohttp
 import anyio
 
+import memora
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import MemoraError
+from memora.loadtest.keeper import REDIS
+from memora.offline_model.behaviour import Behaviour
 
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 15.0
@@ -31,15 +34,6 @@ class NotStarted(MemoraError):
     """A process of the load test did not come up."""
 
     code = "not_started"
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long the model takes: until the first piece, for a whole answer, for a summary, in seconds."""
-
-    first_seconds: float = 0.3
-    reply_seconds: float = 1.0
-    summary_seconds: float = 2.0
 
 
 class Process:
@@ -56,11 +50,18 @@ class Process:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, *self._arguments),
                 env=dict(self._environment),
+                cwd=self._log.parent,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
             )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process  # noqa: S101  # it was started
+        return self._process.pid
 
     async def first_line(self) -> str:
         """What it writes first.
@@ -106,11 +107,9 @@ class Process:
 class Ground:
     """What a private load test runs on."""
 
-    url: str
+    urls: list[str]
     redis: EmbeddedRedis
     model_url: str
-    pace: Pace
-    servers: list[Process]
     workers: list[Process]
 
     async def kill_a_worker(self, dice: random.Random) -> None:
@@ -124,29 +123,18 @@ class Ground:
         await asyncio.to_thread(self.redis.stop)
         await asyncio.to_thread(self.redis.start)
 
-    async def set_model(self, stumbles: Sequence[str] = ()) -> None:
-        """Give the model its pace, and let it fail once at each request whose message holds one of these texts."""
-        drip = {"kind": "drip", "seconds": max(self.pace.reply_seconds - self.pace.first_seconds, 0.001)}
-        stumble = {"kind": "status", "status": 503}
-        rules: list[dict[str, Any]] = [
-            {"match": "answer", "contains": text, "times": 1, "fault": stumble} for text in stumbles
-        ]
-        rules.append({"match": "answer", "delay_seconds": self.pace.first_seconds, "fault": drip})
-        rules.append({"match": "summary", "delay_seconds": self.pace.summary_seconds, "fault": None})
-        # The first rule that applies wins, so what is rare comes first.
-        for rule in rules:
-            await self.say("POST", "faults", rule)
-
     async def say(self, method: str, path: str, body: object = None) -> Any:
-        """Talk to the model's judge or script."""
+        """Talk to the model's judge, or hear how many of its replies failed by chance."""
         url = f"{self.model_url.removesuffix('/v1')}/_control/{path}"
         async with aiohttp.request(method, url, json=body, raise_for_status=True) as reply:
             return await reply.json()
 
 
 @asynccontextmanager
-async def private_ground(pace: Pace, *, workers: int, settings: Mapping[str, str]) -> AsyncIterator[Ground]:
-    """Start everything, and end it.
+async def private_ground(
+    behaviour: Behaviour, *, servers: int, workers: int, settings: Mapping[str, str]
+) -> AsyncIterator[Ground]:
+    """Start everything, and end it. The servers share one Redis and know nothing of each other.
 
     Raises:
         NotStarted, StoreError, SettingsError.
@@ -154,18 +142,22 @@ async def private_ground(pace: Pace, *, workers: int, settings: Mapping[str, str
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(TemporaryDirectory(prefix="memora-loadtest-")))
         plain = {name: value for name, value in os.environ.items() if not _is_ours(name)}
-        plain |= {"MEMORA_DATA_DIR": str(home), "PYTHONUNBUFFERED": "1"}
+        plain |= {"MEMORA_DATA_DIR": str(home), "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path()}
 
         async def started(process: Process) -> Process:
             stack.push_async_callback(process.stop)
             await process.start()
             return process
 
-        redis = EmbeddedRedis(home / "redis")
+        redis = EmbeddedRedis(home / REDIS)
         await asyncio.to_thread(redis.start)
         stack.callback(redis.stop)
-        model = Process("model", ("-m", "memora.offline_model", "--judging", "--scriptable"), plain, home / "model.log")
+        model_arguments = ("-m", "memora.offline_model", "--judging", *_arguments(behaviour))
+        model = Process("model", model_arguments, plain, home / "model.log")
         model_url = await (await started(model)).first_line()
+        # The servers and workers end with this process by themselves; these two are ended if it is killed.
+        keeper = ("-m", "memora.loadtest.keeper", str(home), str(model.pid))
+        await started(Process("keeper", keeper, plain, home / "keeper.log"))
         environment = plain | {
             "MEMORA_REDIS_URL": redis.url,
             "OPENAI_BASE_URL": model_url,
@@ -174,15 +166,25 @@ async def private_ground(pace: Pace, *, workers: int, settings: Mapping[str, str
             "MEMORA_HOST": "127.0.0.1",
             **settings,
         }
-        server = Process("server", ("-m", "memora.cli.leash", "serve"), environment, home / "server.log")
-        line = await (await started(server)).first_line()
-        all_workers = [
-            Process("worker", ("-m", "memora.cli.leash", "worker"), environment, home / f"worker{number}.log")
-            for number in range(workers)
-        ]
-        for worker in all_workers:
-            await started(worker)
-        yield Ground(line.split()[-1], redis, model_url, pace, [server], all_workers)
+
+        def ours(command: str, number: int) -> Process:
+            leash = ("-m", "memora.cli.leash", command)
+            return Process(f"{command} process", leash, environment, home / f"{command}{number}.log")
+
+        all_servers = [await started(ours("serve", number)) for number in range(servers)]
+        all_workers = [await started(ours("worker", number)) for number in range(workers)]
+        urls = [(await server.first_line()).split()[-1] for server in all_servers]
+        yield Ground(urls, redis, model_url, all_workers)
+
+
+def _arguments(behaviour: Behaviour) -> list[str]:
+    """How the model's command is told to behave so."""
+    return [f"--{field.name.replace('_', '-')}={getattr(behaviour, field.name)}" for field in fields(behaviour)]
+
+
+def _python_path() -> str:
+    """Where modules are found from any directory: processes work in one of their own, where no `.env` is."""
+    return os.pathsep.join(filter(None, (str(Path(memora.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
 
 
 def _is_ours(name: str) -> bool:

@@ -1,15 +1,19 @@
-"""What a load test came to, as a record for programs and as lines for people.
+"""What a load test came to: a record for programs, and its figures and verdicts for people.
 
-Owns the names of the figures and how they are said. Pure.
+Owns the names in the record, and what is said of a verdict. Pure; how it looks is decided where it is shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from memora.loadtest.histogram import Histogram
-from memora.loadtest.run import Seen
+from memora.loadtest.run import Second, Seen
+from memora.loadtest.words import Words
+
+_MOST_KINDS: Final = 5
+"""Kinds of errors that are named; `--json` has them all."""
 
 
 def record_of(seen: Seen, about: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +26,9 @@ def record_of(seen: Seen, about: dict[str, Any]) -> dict[str, Any]:
         "retries": seen.retries,
         "elapsed_seconds": round(seen.elapsed, 3),
         "turns_per_second": round(seen.turns / seen.elapsed, 2) if seen.elapsed else 0.0,
-        "most_at_once": seen.most_at_once,
+        "most_at_once": seen.most_in_flight,
+        "most_conversations_active": seen.most_active,
+        "turns_held_back": seen.held_back,
         "gap_messages": seen.gap_messages,
         "accidents": dict(seen.accidents),
         "time_to_first_token_seconds": seen.first_piece.record(),
@@ -30,63 +36,53 @@ def record_of(seen: Seen, about: dict[str, Any]) -> dict[str, Any]:
         "memory_overhead_seconds": seen.memory.record(),
         "fold_lag_messages": seen.lag_messages.record(),
         "fold_lag_seconds": seen.lag_seconds.record(),
+        "lateness_seconds": seen.lateness.record(),
         "tokens": dict(seen.tokens),
+        "unfolded_messages": seen.unfolded if seen.unfolded >= 0 else None,
         "audit": seen.audit,
         "judge": seen.judge,
         "ledger": seen.ledger,
+        "over_time": [_second_record(second) for second in seen.in_order()],
     }
 
 
-def lines_of(seen: Seen) -> Iterator[str]:
-    """The same as a table and two verdicts."""
-    yield (
-        f"{seen.turns:,} turns in {seen.elapsed:,.0f} s ({seen.turns / max(seen.elapsed, 1e-9):.1f} a second), "
-        f"{seen.failures:,} errors, {seen.retries:,} retries, at most {seen.most_at_once:,} at once"
-    )
-    if seen.accidents:
-        yield "accidents: " + ", ".join(f"{count:,} {name}" for name, count in sorted(seen.accidents.items()))
-    yield f"{'':<24}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}"
-    for name, histogram, unit in figures_of(seen):
-        cells = "".join(f"{shown(value, unit):>10}" for value in histogram.record().values())
-        yield f"{name:<24}{cells}"
-    if seen.tokens:
-        yield "tokens: " + ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in seen.tokens.items())
-    for name, count in seen.errors.most_common(5):
-        yield f"✗ {count:,} × {name}"
-    yield from (f"{mark} {text}" for mark, text in verdicts_of(seen))
-
-
-def figures_of(seen: Seen) -> list[tuple[str, Histogram, str]]:
+def figures_of(seen: Seen, words: Words) -> list[tuple[str, Histogram, str]]:
     """What was measured, with its unit."""
     return [
-        ("time to first token", seen.first_piece, "s"),
-        ("whole turn", seen.whole_turn, "s"),
-        ("memory overhead", seen.memory, "s"),
-        ("fold lag, messages", seen.lag_messages, ""),
-        ("fold lag, seconds", seen.lag_seconds, "s"),
+        (words.first_piece, seen.first_piece, "s"),
+        (words.whole_turn, seen.whole_turn, "s"),
+        (words.memory_overhead, seen.memory, "s"),
+        (words.fold_lag_messages, seen.lag_messages, ""),
+        (words.fold_lag_seconds, seen.lag_seconds, "s"),
+        (words.lateness, seen.lateness, "s"),
     ]
 
 
-def verdicts_of(seen: Seen) -> Iterator[tuple[str, str]]:
-    """What the audit and the judge say, with a mark: ✓, ✗, or ! if they could not look."""
-    audit, judge = seen.audit, seen.judge
-    if audit.get("ok") is None:
-        yield "!", f"not audited: {audit.get('why', 'the run was stopped')}"
-    else:
-        looked = f"{audit['conversations']:,} conversations, {audit['messages']:,} messages, {audit['folds']:,} folds"
-        found = f"{len(audit['findings']):,} findings in {looked}"
-        yield ("✓", f"audit clean: {looked}") if audit["ok"] else ("✗", f"audit: {found}")
+def accidents_of(seen: Seen, words: Words) -> list[tuple[int, str]]:
+    """How many there were of each kind of accident."""
+    return [(count, words.accidents.get(name, name)) for name, count in sorted(seen.accidents.items())]
+
+
+def tokens_of(seen: Seen, words: Words) -> list[tuple[int, str]]:
+    """How many tokens of each kind the models read and wrote."""
+    return [(count, words.tokens.get(name, name)) for name, count in seen.tokens.items()]
+
+
+def verdicts_of(seen: Seen, words: Words) -> Iterator[tuple[str, str]]:
+    """What was found, with a mark: ✓, ✗, or ! if nobody could look. What could not be looked at but must be is ✗."""
+    unknown = "✗" if seen.is_private else "!"
+    if seen.failures:
+        kinds = ", ".join(f"{count:,} × {name}" for name, count in seen.errors.most_common(_MOST_KINDS))
+        yield "✗", words.not_answered.format(turns=f"{seen.failures:,}", kinds=kinds)
+    if seen.unfolded:
+        is_known = seen.unfolded > 0
+        yield ("✗", words.folds_stuck.format(messages=f"{seen.unfolded:,}")) if is_known else ("!", words.folds_unknown)
+    yield _audit_verdict(seen.audit, unknown, words)
     if seen.ledger:
-        turns = "the histories hold every answered turn, and no other"
-        wrong = f"{len(seen.ledger['differences']):,} histories differ from what their clients know"
-        yield ("✓", f"ledger equal: {turns}") if seen.ledger["ok"] else ("✗", f"ledger: {wrong}")
-    if judge.get("ok") is None:
-        yield "!", f"not judged: {judge.get('why', 'the run was stopped')}"
-    else:
-        saw = f"{judge['requests']:,} requests to the model, {judge['gap_messages']:,} messages in reported gaps"
-        wrong = f"{judge['violation_count']:,} violations in {saw}"
-        clean = f"judge clean: every earlier turn visible exactly once, in order, in {saw}"
-        yield ("✓", clean) if judge["ok"] else ("✗", f"judge: {wrong}")
+        differing = f"{len(seen.ledger['differences']):,}"
+        is_equal = seen.ledger["ok"]
+        yield ("✓", words.ledger_equal) if is_equal else ("✗", words.ledger_differs.format(conversations=differing))
+    yield _judge_verdict(seen.judge, unknown, words)
 
 
 def shown(value: float, unit: str) -> str:
@@ -94,3 +90,33 @@ def shown(value: float, unit: str) -> str:
     if unit != "s" or not value:
         return f"{value:,.0f}"
     return f"{value * 1e3:,.1f} ms" if value < 0.1 else f"{value * 1e3:,.0f} ms" if value < 10 else f"{value:,.1f} s"
+
+
+def _second_record(second: Second) -> dict[str, float | None]:
+    return {
+        "second": second.at,
+        "turns": second.turns,
+        "errors": second.errors,
+        "in_flight": second.in_flight,
+        "conversations_active": second.active,
+        "fold_lag_messages": second.lag_messages,
+        "fold_lag_seconds": second.lag_seconds,
+    }
+
+
+def _audit_verdict(audit: dict[str, Any], unknown: str, words: Words) -> tuple[str, str]:
+    if audit.get("ok") is None:
+        return unknown, words.not_audited.format(why=audit.get("why", words.was_stopped))
+    figures = {name: f"{audit[name]:,}" for name in ("conversations", "messages", "folds")}
+    if audit["ok"]:
+        return "✓", words.audit_clean.format(**figures)
+    return "✗", words.audit_found.format(findings=f"{len(audit['findings']):,}", **figures)
+
+
+def _judge_verdict(judge: dict[str, Any], unknown: str, words: Words) -> tuple[str, str]:
+    if judge.get("ok") is None:
+        return unknown, words.not_judged.format(why=judge.get("why", words.was_stopped))
+    figures = {"requests": f"{judge['requests']:,}", "gaps": f"{judge['gap_messages']:,}"}
+    if judge["ok"]:
+        return "✓", words.judge_clean.format(**figures)
+    return "✗", words.judge_found.format(violations=f"{judge['violation_count']:,}", **figures)

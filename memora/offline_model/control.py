@@ -18,6 +18,8 @@ from memora.offline_model.script import Script
 
 CONTROL_PATH: Final = "/_control/"
 JUDGE_PATH: Final = CONTROL_PATH + "judge"
+FAILURES_PATH: Final = CONTROL_PATH + "failures"
+"""How many requests have failed by chance."""
 
 
 async def control(exchange: Exchange, script: Script) -> None:

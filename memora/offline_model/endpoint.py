@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 import anyio
 
+from memora.offline_model.behaviour import Behaviour
 from memora.offline_model.errors import Rejected
 from memora.offline_model.exchange import Exchange
 from memora.offline_model.faults import read_rule
@@ -32,9 +33,9 @@ class OfflineModel:
     """An OpenAI-compatible endpoint on `http://host:port/v1`, with no model behind it.
 
     Port 0 takes a free one. `piece_delay_seconds` is how long it takes for each piece of a text, about a word, whether
-    it is streamed or not. Only a `scriptable` one keeps what it was sent and can be made to misbehave, over HTTP under
-    `/_control` or by the methods here, which are called in its own event loop. A `judging` one judges every request
-    that carries markers; its `judge` is also reached under `/_control/judge`.
+    it is streamed or not; a `behaviour`, given instead, says more. Only a `scriptable` one keeps what it was sent and
+    can be made to misbehave, over HTTP under `/_control` or by the methods here, which are called in its own event
+    loop. A `judging` one judges every request that carries markers; its `judge` is under `/_control/judge` too.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class OfflineModel:
         host: str = "127.0.0.1",
         port: int = 0,
         piece_delay_seconds: float = 0.0,
+        behaviour: Behaviour | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._script = Script() if scriptable else None
         self._judge = Judge() if judging else None
-        self._service = Service(self._script, self._judge, piece_delay_seconds)
+        behaviour = behaviour or Behaviour(piece_delay_seconds=piece_delay_seconds)
+        self._service = Service(self._script, self._judge, behaviour)
         self._server: asyncio.Server | None = None
         self._is_open = False
         self._connections: set[asyncio.Task[None]] = set()

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Final
 
 import anyio
 
+from memora.offline_model.behaviour import Timing
 from memora.offline_model.faults import Delivery
 from memora.offline_model.wire import HttpRequest, Wire
 from memora.responses_wire import Event, encode_json
@@ -55,12 +57,13 @@ class Exchange:
         else:
             await self.send(200, body, JSON)
 
-    async def stream(self, events: Sequence[Event], delivery: Delivery, delay_seconds: float) -> None:
+    async def stream(self, events: Sequence[Event], delivery: Delivery, timing: Timing) -> None:
         """Reply with events, waiting before each piece of the text."""
         await self.wire.send_head(200, self._headers(EVENT_STREAM, {"cache-control": "no-cache"}))
-        delay = max(delay_seconds, delivery.over_seconds / max(1, sum(event.is_delta for event in events)))
+        drip = delivery.over_seconds / max(1, sum(event.is_delta for event in events))
+        pauses = chain([max(timing.first_seconds, drip)], repeat(max(timing.piece_seconds, drip)))
         for event in events:
-            await anyio.sleep(delay if event.is_delta else 0)
+            await anyio.sleep(next(pauses) if event.is_delta else 0)
             if delivery.is_torn and (event.is_delta or event is events[-1]):
                 await self.wire.send_piece(_torn(event.encode()))
                 break

@@ -11,13 +11,15 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
 
+from memora.offline_model.behaviour import Behaviour
 from memora.offline_model.call import GENERATING, MODEL_NAME, Call, read_call, read_count_call
-from memora.offline_model.control import CONTROL_PATH, JUDGE_PATH, control, judge_control
+from memora.offline_model.control import CONTROL_PATH, FAILURES_PATH, JUDGE_PATH, control, judge_control
 from memora.offline_model.errors import Rejected, scripted_error
 from memora.offline_model.exchange import AS_USUAL, EVENT_STREAM, HTML, JSON, Exchange
 from memora.offline_model.faults import HTML_PAGE, Delivery, Fault, Rule, apply_to_draft, delivery_for, garbage
@@ -57,10 +59,11 @@ class Service:
     With a judge, marked requests are judged, whatever becomes of their replies, and answered with markers.
     """
 
-    def __init__(self, script: Script | None, judge: Judge | None, piece_delay_seconds: float) -> None:
+    def __init__(self, script: Script | None, judge: Judge | None, behaviour: Behaviour) -> None:
         self._script = script
         self._judge = judge
-        self._piece_delay_seconds = piece_delay_seconds
+        self._behaviour = behaviour
+        self._failed: set[bytes] = set()
         self._threads = anyio.CapacityLimiter(_WORKER_THREADS)
 
     async def reply(self, exchange: Exchange) -> None:
@@ -76,6 +79,8 @@ class Service:
     async def _route(self, exchange: Exchange) -> None:
         if self._judge is not None and exchange.request.path == JUDGE_PATH:
             await _rejecting(exchange, partial(judge_control, exchange, self._judge))
+        elif exchange.request.path == FAILURES_PATH:
+            await exchange.send_json(200, {"failures": len(self._failed)})
         elif self._script is None:
             await _rejecting(exchange, partial(self._reply_honestly, exchange))
         elif exchange.request.path.startswith(CONTROL_PATH):
@@ -103,6 +108,7 @@ class Service:
 
     async def _reply_to(self, exchange: Exchange, call: Call, fault: Fault | None) -> None:
         text = self._judge.read(call) if self._judge is not None and call.kind in GENERATING else None
+        fault = fault or self._failure(call)
         if fault is not None and fault.kind in _SPOILERS:
             await _SPOILERS[fault.kind](exchange, call, fault)
         elif call.kind in GENERATING:
@@ -112,16 +118,28 @@ class Service:
         else:
             await exchange.deliver(_models(exchange.request.path), _delivery(fault))
 
+    def _failure(self, call: Call) -> Fault | None:
+        """What goes wrong by chance. It does so once: who asks the same again is answered."""
+        fault = self._behaviour.failure(call) if call.kind in GENERATING else None
+        if fault is None:
+            return None
+        asked = blake2b(f"{call.kind} {call.question}".encode(), digest_size=16).digest()
+        if asked in self._failed:
+            return None
+        self._failed.add(asked)
+        return fault
+
     async def _generate(self, exchange: Exchange, call: Call, fault: Fault | None, text: str | None) -> None:
         draft = await self._work(exchange, partial(_draft, call, fault, text))
         if self._judge is not None:
             self._judge.spoil(call, draft.text[: draft.sent_characters])
         identity = Identity.new(new_id, time.time())
+        pieces = len(pieces_of(draft.text))
+        timing = self._behaviour.timing(call, pieces)
         if call.is_stream:
-            events = response_events(draft, call, identity)
-            await exchange.stream(events, _delivery(fault), self._piece_delay_seconds)
+            await exchange.stream(response_events(draft, call, identity), _delivery(fault), timing)
             return
-        await anyio.sleep(self._piece_delay_seconds * len(pieces_of(draft.text)))
+        await anyio.sleep(timing.first_seconds + timing.piece_seconds * max(pieces - 1, 0))
         if draft.ending == "error":  # what an event says in a stream, a status says here
             await exchange.send_json(500, scripted_error(500, None))
         else:
