@@ -212,7 +212,7 @@ class FoldResult:
 
 
 class CommitStatus(Enum):
-    """What became of a commit. STALE: another fold was first. GONE: the conversation was deleted."""
+    """What became of a commit. STALE: another fold was first, or what it was to read has changed. GONE: deleted."""
 
     COMMITTED = 1
     STALE = 0
@@ -569,7 +569,7 @@ class ConversationStore:
     ) -> bool:
         """Record a fold that came to nothing: what it cost, why, and when to try again.
 
-        False if there is nothing to try again: the count has moved, or the conversation is gone.
+        False if there is nothing to try again: generation or count have moved, or the conversation is gone.
 
         Raises:
             StoreError.
