@@ -46,7 +46,7 @@ _SCRIPTS: Final = (
     *("load_context", "append_turn", "load_fold", "commit_fold", "fail_fold", "settle_fold"),
     *("delete_conversation", "sweep", "inspect", "read_messages", "read_folds", "last_context"),
     *("begin_turn", "renew_lock", "release_lock", "create_conversation", "read_events", "remove_message"),
-    *("backlog", "rewind"),
+    *("backlog", "rewind", "check_rights"),
 )
 
 
@@ -755,6 +755,14 @@ class ConversationStore:
                 return
             yield reply[2]
             first += len(reply[2])
+
+    async def missing_right(self) -> str:
+        """The first thing that the Redis user may not do and Memora has to, as "COMMAND key"; "" if all is allowed.
+
+        Raises:
+            StoreError: it may not even run scripts, among others.
+        """
+        return str((await self._run("check_rights", [])).decode())
 
     async def _run(self, script: str, keys: Sequence[str], *arguments: str | int) -> Any:
         with redis_operation(self._deadline_seconds):

@@ -254,6 +254,7 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(
     assert "did you mean MEMORA_MAX_INPUT_TOKENS?" in fine.out
     assert "OPENAI_API_KEY" in fine.out
     assert "✗" not in fine.out
+    assert "arq:*" in fine.out
     found = {check["check"]: check["status"] for check in evicting.json["checks"]}
     assert (evicting.code, evicting.json["ok"]) == (1, False)
     assert (found["eviction"], found["worker"], found["persistence"]) == ("problem", "problem", "ok")
