@@ -64,14 +64,14 @@ class ServerProcess:
 
 @asynccontextmanager
 async def server_process(
-    settings: Settings, offline: OfflineModel, port: int = 0, **environment: str
+    settings: Settings, offline: OfflineModel, port: int = 0, command: str = "serve", **environment: str
 ) -> AsyncIterator[ServerProcess]:
-    """A server that runs meanwhile; it is killed at the end if it is still there."""
+    """A server that runs meanwhile, alone or under `up`; it is killed at the end if it is still there."""
     assert settings.data_dir
     log = settings.data_dir / "serve.log"
     port = port or _free_port()
     more = {"MEMORA_PORT": str(port), "MEMORA_API_KEYS": KEY, "PYTHONPATH": str(REPOSITORY), **environment}
-    process = _start(settings.data_dir, environment_for(settings, offline, **more), log)
+    process = _start(command, settings.data_dir, environment_for(settings, offline, **more), log)
     server = ServerProcess(process, port, log)
     try:
         await eventually(server.is_up, seconds=20)
@@ -81,10 +81,11 @@ async def server_process(
         await asyncio.to_thread(process.wait)
 
 
-def _start(home: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+def _start(command: str, home: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as file:
-        command = [sys.executable, "-m", "memora", "serve"]
-        return subprocess.Popen(command, cwd=home, env=environment, stdout=file, stderr=file)
+        words = [sys.executable, "-m", "memora", command]
+        # A session of its own, so that Ctrl-C can be pressed: it goes to the whole group.
+        return subprocess.Popen(words, cwd=home, env=environment, stdout=file, stderr=file, start_new_session=True)
 
 
 def _free_port() -> int:
