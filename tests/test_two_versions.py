@@ -13,8 +13,8 @@ import pytest
 from arq.connections import ArqRedis
 from openai import AsyncOpenAI
 from redis_view import command
+from server_process import server_process
 from talk import ID, caught_up, folds_of, history_of, look, say, worker_beside
-from test_serve_process import server_process
 from worker_process import REPOSITORY
 
 from memora.audit import audit

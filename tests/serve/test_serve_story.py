@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -38,13 +37,6 @@ TEXTS = (
     *(f"{SMALL_TALK[number % len(SMALL_TALK)]} ({number})" for number in range(23)),
     *(question for question, _ in QUESTIONS),
 )
-
-
-@pytest.fixture
-async def serving(settings: Settings, redis: ArqRedis) -> AsyncIterator[Serving]:  # noqa: ARG001  # empties the server
-    """The server under test."""
-    async with serve(settings) as running:
-        yield running
 
 
 async def remembers(serving: Serving, conversation: str, answers: list[str]) -> None:

@@ -13,9 +13,9 @@ import openai
 import pytest
 from arq.connections import ArqRedis
 from polling import eventually
+from server_process import ServerProcess, server_process, turns_of
 from serving import ask, ask_streaming, failure_of_stream
 from talk import model_waits
-from test_serve_process import ServerProcess, server_process, turns_of
 
 from memora.offline_model import OfflineModel
 from memora.settings import Settings
