@@ -10,7 +10,7 @@ local NEEDED = {
   {'ZADD', 'memora:{0}:pending', 1, 'm'}, {'XADD', 'memora:{0}:-:events', '*', 'f', 'v'},
   {'UNLINK', 'memora:{0}:-:history'}, {'SET', 'memora:{0}:-:lock', 'v'},
   {'PSETEX', 'arq:job:-', 1, 'v'}, {'GET', 'arq:job:-'}, {'DEL', 'arq:job:-'},
-  {'PSETEX', 'arq:in-progress:-', 1, 'v'}, {'INCR', 'arq:retry:-'}, {'PSETEX', 'arq:result:-', 1, 'v'}
+  {'PSETEX', 'arq:in-progress:-', 1, 'v'}, {'SET', 'arq:in-progress:-', 'v'}, {'INCR', 'arq:retry:-'}, {'PSETEX', 'arq:result:-', 1, 'v'}
 }
 for _, words in ipairs(NEEDED) do
   if not redis.acl_check_cmd(unpack(words)) then return words[1] .. ' ' .. words[2] end
