@@ -45,7 +45,7 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A summary was made, or tried, for nothing: another fold was first, or the conversation is gone."""
+    """A summary was made, or tried, for nothing: another fold was first, or what it was made from is no more."""
 
     start: int
     end: int

@@ -132,7 +132,7 @@ _REFUSALS: Final[tuple[tuple[type[Exception], tuple[str, ...], str], ...]] = (
     (
         exceptions.NoPermissionError,
         ("NOPERM", "ACL failure in script"),
-        "the Redis user may not do this: its ACL must allow scripts and the keys memora:* and arq:*",
+        "the Redis user may not do this: its ACL must allow scripts, and to read and write the keys memora:* and arq:*",
     ),
 )
 

@@ -30,13 +30,14 @@ _HINT_POLL_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RedisHealth:
-    """What can be seen of the server: what it is, and whether it keeps what it is given."""
+    """What can be seen of the server: what it is, and whether it keeps what it is given; `forbids`: "" for nothing."""
 
     server: str
     evicts: bool
     persists: bool
     clock_skew_seconds: float
     workers: int
+    forbids: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,14 @@ class Storage:
             seconds, microseconds = await self.redis.time()
             server, memory, persistence = await self._info("server", "memory", "persistence")
             workers = await self.workers()
+            forbids = await self.store.missing_right()
         return RedisHealth(
             server=_server_name(server),
             evicts=memory.get("maxmemory_policy", "noeviction") != "noeviction",
             persists=bool(persistence.get("aof_enabled")) or persistence.get("rdb_saves", 0) > 0,
             clock_skew_seconds=seconds + microseconds / 1e6 - now,
             workers=workers,
+            forbids=forbids,
         )
 
     async def workers(self) -> int:

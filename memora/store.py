@@ -46,7 +46,7 @@ _SCRIPTS: Final = (
     *("load_context", "append_turn", "load_fold", "commit_fold", "fail_fold", "settle_fold"),
     *("delete_conversation", "sweep", "inspect", "read_messages", "read_folds", "last_context"),
     *("begin_turn", "renew_lock", "release_lock", "create_conversation", "read_events", "remove_message"),
-    *("backlog", "rewind", "claim_jobs"),
+    *("backlog", "rewind", "claim_jobs", "check_rights"),
 )
 
 
@@ -71,6 +71,22 @@ class Turn:
     lock_token: str = ""
     owner: str = ""
     most_window_messages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _NewTurns:
+    """What one step appends: whole turns, answered here or made elsewhere, under one id. `context` may be ""."""
+
+    id: str
+    answered_in: str
+    messages: Sequence[Message]
+    window_messages: int
+    lock_token: str
+    most_window_messages: int = 0
+    owner: str = ""
+    context: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +228,7 @@ class FoldResult:
 
 
 class CommitStatus(Enum):
-    """What became of a commit. STALE: another fold was first. GONE: the conversation was deleted."""
+    """What became of a commit. STALE: another fold was first, or what it was to read has changed. GONE: deleted."""
 
     COMMITTED = 1
     STALE = 0
@@ -327,9 +343,18 @@ class ConversationStore:
         """
         return await self._append(
             conversation_id,
-            (turn.turn_id, turn.answered_in, turn.window_messages, turn.input_tokens, turn.output_tokens),
-            (_context_json(turn.context), turn.lock_token, turn.owner, turn.most_window_messages),
-            (*turn.before, turn.user, turn.assistant),
+            _NewTurns(
+                id=turn.turn_id,
+                answered_in=turn.answered_in,
+                messages=(*turn.before, turn.user, turn.assistant),
+                window_messages=turn.window_messages,
+                most_window_messages=turn.most_window_messages,
+                lock_token=turn.lock_token,
+                owner=turn.owner,
+                context=_context_json(turn.context),
+                input_tokens=turn.input_tokens,
+                output_tokens=turn.output_tokens,
+            ),
         )
 
     async def import_messages(
@@ -349,9 +374,13 @@ class ConversationStore:
         """
         return await self._append(
             conversation_id,
-            (import_id, generation, window_messages, 0, 0),
-            ("", lock_token, "", 0),
-            messages,
+            _NewTurns(
+                id=import_id,
+                answered_in=generation,
+                messages=messages,
+                window_messages=window_messages,
+                lock_token=lock_token,
+            ),
         )
 
     async def begin_turn(
@@ -569,7 +598,7 @@ class ConversationStore:
     ) -> bool:
         """Record a fold that came to nothing: what it cost, why, and when to try again.
 
-        False if there is nothing to try again: the count has moved, or the conversation is gone.
+        False if there is nothing to try again: generation or count have moved, or the conversation is gone.
 
         Raises:
             StoreError.
@@ -716,26 +745,16 @@ class ConversationStore:
                 scored += await self._redis.zrange(f"{_prefix(shard)}conversations", 0, -1, withscores=True)
         return [member.decode() for member, _ in sorted(scored, key=lambda item: -item[1])]
 
-    async def _append(
-        self,
-        conversation_id: str,
-        figures: tuple[str, str, int, int, int],
-        around: tuple[str, str, str, int],
-        messages: Sequence[Message],
-    ) -> Appended:
-        """Run the script.
-
-        `figures`: turn id, generation, window, tokens in and out. `around`: context, lock, owner, most of the window.
-        """
-        turn_id, answered_in, window_messages, input_tokens, output_tokens = figures
+    async def _append(self, conversation_id: str, new: _NewTurns) -> Appended:
         keys = self._keys(conversation_id, "history", "summary", "folds", "turns", "context")
         keys += [*self._shared_keys(conversation_id, "conversations", "pending"), QUEUE]
         reply = await self._run(
             "append_turn",
             [*keys, *self._keys(conversation_id, "lock", "events")],
-            *(conversation_id, turn_id, answered_in, new_generation(), self._ttl_ms),
-            *(window_messages, SWEEP_GRACE_MS, input_tokens, output_tokens, *around, self._channel(conversation_id)),
-            *(_message_json(message) for message in messages),
+            *(conversation_id, new.id, new.answered_in, new_generation(), self._ttl_ms),
+            *(new.window_messages, SWEEP_GRACE_MS, new.input_tokens, new.output_tokens, new.context),
+            *(new.lock_token, new.owner, new.most_window_messages, self._channel(conversation_id)),
+            *(_message_json(message) for message in new.messages),
         )
         if reply[0] == _GONE:
             what = "was deleted while this turn was being answered; the turn was not stored"
@@ -768,6 +787,14 @@ class ConversationStore:
                 return
             yield reply[2]
             first += len(reply[2])
+
+    async def missing_right(self) -> str:
+        """The first thing that the Redis user may not do and Memora has to, as "COMMAND key"; "" if all is allowed.
+
+        Raises:
+            StoreError: it may not even run scripts, among others.
+        """
+        return str((await self._run("check_rights", [])).decode())
 
     async def _run(self, script: str, keys: Sequence[str], *arguments: str | int) -> Any:
         with redis_operation(self._deadline_seconds):

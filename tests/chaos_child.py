@@ -28,9 +28,16 @@ class Guard(NamedTuple):
 
 GUARDS = {
     "generation of a fold": Guard(
-        "commit_fold", "if not state or state.generation ~= generation then", "if not state then"
+        "commit_fold",
+        "if not state or life_of(state.generation) ~= life_of(generation) then",
+        # Every fold passes for one of the present generation.
+        "generation = state and state.generation\nif not state then",
     ),
-    "count of a fold": Guard("commit_fold", "if state.summarized_message_count ~= from then", "if false then"),
+    "count of a fold": Guard(
+        "commit_fold",
+        "if state.generation ~= generation or state.summarized_message_count ~= from then",
+        "if state.generation ~= generation then",
+    ),
     "turn id of an append": Guard(
         "append_turn", "if state and redis.call('ZSCORE', turns, turn_id) then", "if false then"
     ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
+
+from proxy import Proxy
 
 Direction = Literal["request", "reply"]
 
@@ -23,49 +24,24 @@ Plan = Callable[[], Cut | None]
 """What happens to the next connection; None lets it live."""
 
 
-class CuttingProxy:
+class CuttingProxy(Proxy):
     """Forwards every connection to a port of the loopback, and cuts those that `plan` says."""
 
     def __init__(self, port: int, plan: Plan = lambda: None) -> None:
+        super().__init__()
         self._upstream_port = port
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self.plan = plan
         self.connections = 0
         self.cuts = 0
         self.reply_bytes = 0
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        await self._server.wait_closed()
-
-    @property
-    def port(self) -> int:
-        """Where clients connect to."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
 
     def cut_next(self, *cuts: Cut) -> None:
         """Cut the next connections in this way, and let the later ones live."""
         waiting = list(cuts)
         self.plan = lambda: waiting.pop(0) if waiting else None
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry one connection, or cut it."""
         self.connections += 1
         cut = self.plan()
         try:

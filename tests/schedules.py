@@ -63,12 +63,12 @@ class Violation(AssertionError):
 class Ledger:
     """What the actors were told so far, and what they hold in hand; never changed, only replaced.
 
-    A life of the conversation ends with its deletion, and so does a generation, which also ends when a message is taken
-    back. All but `generation`, `dead`, `lock` and `hands` is about this life: `turns` in the order in which they were
-    acknowledged, `stored` each turn id with the message count it led to, `folds` the first answer to each fold that
-    was not told that it came too late for its generation.
+    A life of the conversation ends with its deletion, and a generation also when a message is taken back. All but
+    `life`, `generation`, `dead`, `lock` and `hands` is about this life: `turns` in the order in which they were
+    acknowledged, `stored` each turn id with the message count it led to, `folds` the first answer to each fold.
     """
 
+    life: int = 0
     generation: int = 0
     dead: frozenset[str] = frozenset()
     lock: str = ""
@@ -93,6 +93,12 @@ class Ledger:
         """How many messages must wait for a fold."""
         return max(0, self.message_count - WINDOW - self.folded)
 
+    def hand(
+        self, conversation: Conversation | None = None, snapshot: FoldSnapshot | None = None, lock: str = ""
+    ) -> Hand:
+        """What is loaded now."""
+        return Hand(self.life, self.generation, conversation, snapshot, lock)
+
     def gives(self, name: str, hand: Hand) -> Ledger:
         """Put something into an actor's hand."""
         return replace(self, hands={**self.hands, name: hand})
@@ -105,8 +111,9 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Hand:
-    """What an actor has loaded, of which generation, and under which lock."""
+    """What an actor has loaded, of which life and generation, and under which lock."""
 
+    life: int
     generation: int
     conversation: Conversation | None = None
     snapshot: FoldSnapshot | None = None
@@ -201,7 +208,7 @@ async def _take(stage: Stage, step: Step, path: tuple[str, ...], ledger: Ledger,
 
 async def load(stage: Stage, ledger: Ledger, name: str) -> Ledger:
     """A handler without a lock loads what it answers from."""
-    return ledger.gives(name, Hand(ledger.generation, await stage.store.load(ID, MOST_MESSAGES)))
+    return ledger.gives(name, ledger.hand(await stage.store.load(ID, MOST_MESSAGES)))
 
 
 async def begin(stage: Stage, ledger: Ledger, name: str) -> Ledger:
@@ -213,7 +220,7 @@ async def begin(stage: Stage, ledger: Ledger, name: str) -> Ledger:
         assert isinstance(begun, Busy), "two handlers hold the lock"
         return ledger
     assert isinstance(begun, BegunTurn), "a lock that nobody holds is refused"
-    return replace(ledger, lock=name).gives(name, Hand(ledger.generation, begun.conversation, lock=name))
+    return replace(ledger, lock=name).gives(name, ledger.hand(begun.conversation, lock=name))
 
 
 async def append(stage: Stage, ledger: Ledger, name: str) -> Ledger:
@@ -265,7 +272,7 @@ async def lease_runs_out(stage: Stage, ledger: Ledger, name: str) -> Ledger:  # 
 async def load_fold(stage: Stage, ledger: Ledger, name: str) -> Ledger:
     """A fold loads what it starts from."""
     snapshot = await stage.store.load_fold(ID, most_messages=MOST_MESSAGES, window=WINDOW)
-    return ledger.gives(name, Hand(ledger.generation, snapshot=snapshot))
+    return ledger.gives(name, ledger.hand(snapshot=snapshot))
 
 
 async def commit_one_turn(stage: Stage, ledger: Ledger, name: str) -> Ledger:
@@ -291,10 +298,11 @@ async def _commit(stage: Stage, ledger: Ledger, name: str, *, most_messages: int
     result = FoldResult(text, count_text_tokens(text), "some-model", 7, 3, 0.25)
     end = start + len(messages)
     committed = await stage.store.commit_fold(hand.snapshot, end, result, fold_id=name, window_messages=WINDOW)
-    if hand.generation != ledger.generation:
-        assert committed.status is CommitStatus.GONE, f"a fold of another generation is {committed.status}"
+    if hand.life != ledger.life:
+        assert committed.status is CommitStatus.GONE, f"a fold of another life is {committed.status}"
         return ledger
-    fresh = CommitStatus.COMMITTED if ledger.folded == start else CommitStatus.STALE
+    is_fresh = (hand.generation, start) == (ledger.generation, ledger.folded)
+    fresh = CommitStatus.COMMITTED if is_fresh else CommitStatus.STALE
     expected = ledger.folds.get(name, fresh)
     assert committed.status is expected, f"a fold that must be {expected} is {committed.status}"
     if name not in ledger.folds:
@@ -315,9 +323,9 @@ async def fail(stage: Stage, ledger: Ledger, name: str) -> Ledger:
     again = await stage.store.fail_fold(
         hand.snapshot, fold_id=name, reason="no luck", rejected=True, **tokens, delay_seconds=1
     )
-    is_alive = hand.generation == ledger.generation
-    assert again == (is_alive and ledger.folded == hand.snapshot.summary.summarized_message_count)
-    if is_alive and name not in ledger.failures:
+    start = hand.snapshot.summary.summarized_message_count
+    assert again == ((hand.generation, start) == (ledger.generation, ledger.folded))
+    if hand.life == ledger.life and name not in ledger.failures:
         since = ledger.failures_since_commit + int(again)
         return replace(ledger, failures={**ledger.failures, name: again}, failures_since_commit=since)
     return ledger
@@ -352,7 +360,7 @@ async def delete(stage: Stage, ledger: Ledger, name: str) -> Ledger:  # noqa: AR
     deleted = await stage.store.delete(ID)
     assert deleted == bool(ledger.turns or ledger.lock)
     dead = ledger.dead.union(ledger.turns)
-    return Ledger(generation=ledger.generation + 1, dead=dead, hands=ledger.hands)
+    return Ledger(life=ledger.life + 1, generation=ledger.generation + 1, dead=dead, hands=ledger.hands)
 
 
 async def begin_again(stage: Stage, ledger: Ledger, name: str) -> Ledger:

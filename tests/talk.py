@@ -106,9 +106,13 @@ def answers(offline: OfflineModel) -> list[dict[str, Any]]:
 
 def fold_documents(offline: OfflineModel, kind: str = "summary") -> list[dict[str, Any]]:
     """The JSON of every request to summarise, oldest first."""
-    return [
-        json.loads(record["body"]["input"][-1]["content"]) for record in offline.requests() if record["kind"] == kind
-    ]
+    return [document_of(record) for record in offline.requests() if record["kind"] == kind]
+
+
+def document_of(record: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a recorded request to summarise."""
+    document: dict[str, Any] = json.loads(record["body"]["input"][-1]["content"])
+    return document
 
 
 def shown(document: dict[str, Any]) -> list[tuple[str, str]]:

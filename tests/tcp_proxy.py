@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 from urllib.parse import unquote
 
+from proxy import Proxy
 
-class TcpProxy:
+
+class TcpProxy(Proxy):
     """Forwards every connection to a unix socket, except where it was told to misbehave."""
 
     def __init__(self, upstream_url: str) -> None:
+        super().__init__()
         self._path = unquote(upstream_url.removeprefix("unix://"))
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._open = asyncio.Event()
         self._open.set()
@@ -26,26 +25,10 @@ class TcpProxy:
         self.lost_requests = 0
         self.held_back = b""
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        await self._server.wait_closed()
-
     @property
     def url(self) -> str:
         """Where clients connect to."""
-        assert self._server is not None
-        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return f"redis://127.0.0.1:{self.port}"
 
     def lose_reply_to(self, fragment: bytes, times: int = 1) -> None:
         """Let the server carry out the next commands that hold this fragment, and cut the line before it replies."""
@@ -80,11 +63,8 @@ class TcpProxy:
             writer.transport.abort()
         self._open.set()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry one connection, and misbehave where it was told to."""
         try:
             upstream_reader, upstream_writer = await asyncio.open_unix_connection(self._path)
         except OSError:
@@ -94,8 +74,7 @@ class TcpProxy:
         loses = asyncio.Event()
         try:
             back = asyncio.create_task(self._carry_back(upstream_reader, writer, loses))
-            self._tasks.add(back)
-            back.add_done_callback(self._tasks.discard)
+            self.own(back)
             while data := await reader.read(65_536):
                 if not self._open.is_set():
                     self.held_back += data

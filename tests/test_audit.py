@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
 from arq.connections import ArqRedis
 from redis_view import command, dump
+from talk import changed
 from turns import MOST_MESSAGES, WINDOW_MESSAGES, append_turns, fold_result
 
 from memora.audit import AuditReport, audit
 from memora.bootstrap import Memora
 from memora.core.tokens import count_text_tokens
-from memora.storage import Storage
+from memora.settings import Settings
+from memora.storage import Storage, open_storage
 from memora.store import ConversationStore
 
 PREFIX = "memora:{0}:"
@@ -209,3 +213,81 @@ async def test_what_cannot_be_derived_is_left_as_it_is(storage: Storage, redis: 
     assert {check for conversation, check in found(report) if conversation == fault.conversation} == fault.checks
     assert report.repaired == ()
     assert await dump(redis) == before
+
+
+# --- more shards than one
+
+SHARDS = 4
+SPREAD = tuple(f"talk-{number}" for number in range(12))
+
+
+def key_of(name: str, part: str) -> str:
+    """The name of a key, worked out here once more."""
+    return f"memora:{{{zlib.crc32(name.encode()) % SHARDS}}}:{name}:{part}"
+
+
+def shared_key_of(name: str, part: str) -> str:
+    """The list that a conversation is in."""
+    return key_of(name, "").removesuffix(f"{name}:") + part
+
+
+@pytest.fixture
+async def sharded(settings: Settings, redis: ArqRedis) -> AsyncIterator[Storage]:
+    """Twelve conversations over four shards, each with a fold and something that waits."""
+    async with open_storage(changed(settings, shards=SHARDS)) as storage:
+        for name in SPREAD:
+            await append_turns(storage.store, name, range(6))
+            await fold(storage.store, name, 2)
+        assert len({key_of(name, "").partition("}")[0] for name in SPREAD}) == SHARDS
+        assert await command(redis, "EXISTS", *(key_of(name, "history") for name in SPREAD)) == len(SPREAD)
+        yield storage
+
+
+async def test_shards_audit_clean_together(sharded: Storage) -> None:
+    """Every conversation of every shard is looked at, with everything it holds."""
+    report = await audit(sharded)
+    assert report.findings == ()
+    assert (report.ok, report.conversations, report.messages, report.folds) == (True, 12, 144, 12)
+
+
+async def test_a_fault_in_each_shard_is_found_and_mended_there(sharded: Storage, redis: ArqRedis) -> None:
+    """Another fault in each of the four; the repair leaves all of them as they were, and no other is touched."""
+    healthy = await dump(redis)
+    by_shard = {shared_key_of(name, ""): name for name in SPREAD}
+    counted, listed, waiting, aged = (by_shard[f"memora:{{{shard}}}:"] for shard in range(SHARDS))
+    await command(redis, "HSET", key_of(counted, "summary"), "message_count", 22)
+    await command(redis, "ZREM", shared_key_of(listed, "conversations"), listed)
+    await command(redis, "ZREM", shared_key_of(waiting, "pending"), waiting)
+    await command(redis, "PEXPIREAT", key_of(aged, "folds"), FAR)
+    report = await audit(sharded)
+    planted = {(counted, "counters"), (listed, "index"), (waiting, "outbox"), (aged, "lifetimes")}
+    assert found(report) == planted
+    for conversation, check in planted:
+        one = await audit(sharded, conversation)
+        assert found(one) == {(conversation, check)}
+    repaired = await audit(sharded, repair=True)
+    assert (repaired.ok, repaired.findings) == (True, ())
+    assert {(finding.conversation, finding.check) for finding in repaired.repaired} == planted
+    after = await dump(redis)
+    different = {key.decode() for key in healthy.keys() | after.keys() if healthy.get(key) != after.get(key)}
+    times = {shared_key_of(listed, "conversations"), shared_key_of(waiting, "pending"), "memora:{0}:queue"}
+    assert {key for key in different if not key.startswith("arq:")} <= times
+
+
+async def test_under_another_number_of_shards_everything_is_misplaced(
+    settings: Settings, sharded: Storage, redis: ArqRedis
+) -> None:
+    """Conversations that a changed MEMORA_SHARDS has put out of reach are named, and no repair destroys them."""
+    assert (await audit(sharded)).ok
+    before = await dump(redis)
+    async with open_storage(changed(settings, shards=1)) as other:
+        report = await audit(other, repair=True)
+    assert not report.ok
+    histories = [key_of(name, "history") for name in SPREAD]
+    out_of_reach = {key for key in histories if not key.startswith(PREFIX)}
+    assert out_of_reach <= {key for finding in report.findings for key in finding.keys}
+    assert all("MEMORA_SHARDS=1" in finding.expected for finding in report.findings if finding.keys[0] in out_of_reach)
+    after = await dump(redis)
+    assert {key: after.get(key) for key in before if b"{0}" not in key and not key.startswith(b"arq:")} == {
+        key: value for key, value in before.items() if b"{0}" not in key and not key.startswith(b"arq:")
+    }

@@ -13,7 +13,6 @@ import anyio
 import anyio.lowlevel
 import pytest
 from arq.connections import ArqRedis
-from judge import judge_request, sent_summary
 from polling import eventually
 from redis_view import all_keys, dump
 from talk import (
@@ -33,6 +32,7 @@ from talk import (
 )
 from tcp_proxy import TcpProxy
 from turns import turn
+from word_for_word import check_request, sent_summary
 
 from memora.bootstrap import Memora, open_memora
 from memora.chat import TurnResult
@@ -122,7 +122,7 @@ class TestBudget:
         assert [message.content for message in history][1::2] == [result.text for result in results]
         assert folds
         for result, record in zip(results, requests, strict=True):
-            judge_request(record, result, history, folds, 1_000)
+            check_request(record, result, history, folds, 1_000)
             sent = request_tokens(record["body"]["instructions"], sent_messages(record))
             assert result.stats.counted_input_tokens == sent == result.stats.actual_input_tokens
 
@@ -162,7 +162,7 @@ class TestBudget:
             result = await say(memora, largest("字", 210))
             assert 0 < len(result.context.summary) < len(stored)
             assert stored.startswith(result.context.summary)
-            judge_request(answers(offline)[-1], result, await history_of(memora), await folds_of(memora), 400)
+            check_request(answers(offline)[-1], result, await history_of(memora), await folds_of(memora), 400)
             assert await memora.store.last_context(ID) is not None
             assert (await look(memora)).conversation.summary.text == stored
 
@@ -174,7 +174,7 @@ class TestBudget:
             assert [result.stats.gap_messages for result in results][:2] == [0, 0]
             assert results[-1].stats.gap_messages > 10
             for result, record in zip(results, answers(offline), strict=True):
-                judge_request(record, result, history, [], 400)
+                check_request(record, result, history, [], 400)
             async with worker_beside(memora):
                 await caught_up(memora, ID)
             assert (await say(memora, "Hello?")).stats.gap_messages == 0

@@ -1,16 +1,21 @@
 """Every other command as a child process, over a real Redis: what it prints, how it ends, what it needs."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import anyio.to_thread
 import pytest
 from arq.connections import ArqRedis
 from command_line import ROOT, CommandLine, Model, finish
+from polling import eventually
 from redis_view import command, places_of
+from tcp_proxy import TcpProxy
 
 from memora.bootstrap import Memora, open_memora
 from memora.embedded_redis import EmbeddedRedis
@@ -183,6 +188,39 @@ async def test_audit_says_what_is_wrong_with_which_key_and_what_to_do(
     assert "無從推導" in left.lines[-1]
 
 
+async def test_an_audit_that_takes_long_says_how_far_it_is_and_leaves_nothing_of_it(
+    open_memory: Memora, memora: CommandLine, redis_server: EmbeddedRedis
+) -> None:
+    """One line on the terminal, written over and erased before the report; none of it where nobody watches."""
+    for name in ("first", "second"):
+        await open_memory.chat.reply(name, "我住在台北。", silence)
+    async with TcpProxy(redis_server.url) as proxy:
+        proxy.partition()
+        with memora.using(MEMORA_REDIS_URL=proxy.url).in_terminal("audit") as terminal:
+
+            async def waits_for_redis() -> bool:
+                return bool(proxy.held_back)
+
+            await eventually(waits_for_redis, seconds=20)
+            # A line is due a tenth of a second after the beginning, and what Redis says comes later than that.
+            due_at = time.monotonic() + 0.2
+
+            async def is_due() -> bool:
+                return time.monotonic() > due_at
+
+            await eventually(is_due)
+            proxy.heal()
+            assert await anyio.to_thread.run_sync(terminal.wait_for_end) == 0
+            line = r"\r\x1b\[K[02] conversations, [04] messages checked(.*)"
+            said = re.search(line, terminal.raw.decode(), re.DOTALL)
+            assert said, terminal.raw
+            assert said[1].startswith("\r\x1b[K")
+            assert "checked" not in terminal.text
+            assert terminal.lines[0].startswith("✓ ")
+            assert terminal.lines[-1] == "2 conversations, 4 messages, 0 folds: everything holds"
+    assert "checked" not in memora.run("audit").err
+
+
 async def test_an_audit_that_cannot_look_says_so(memora: CommandLine, redis: ArqRedis, tmp_path: Path) -> None:
     """Unreachable is 3, an unknown id 1, an id that cannot be 2."""
     assert await redis.dbsize() == 0
@@ -254,6 +292,7 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(
     assert "did you mean MEMORA_MAX_INPUT_TOKENS?" in fine.out
     assert "OPENAI_API_KEY" in fine.out
     assert "✗" not in fine.out
+    assert "arq:*" in fine.out
     found = {check["check"]: check["status"] for check in evicting.json["checks"]}
     assert (evicting.code, evicting.json["ok"]) == (1, False)
     assert (found["eviction"], found["worker"], found["persistence"]) == ("problem", "problem", "ok")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from arq.connections import ArqRedis
-from judge import judge_folds, judge_request, sent_summary
 from redis_view import all_keys, command, dump, places_of
 from talk import (
     ID,
@@ -31,6 +30,7 @@ from talk import (
     shown,
 )
 from turns import message, turn
+from word_for_word import check_folds, check_request, sent_summary
 
 from memora.bootstrap import Memora, open_memora
 from memora.core.tokens import request_tokens
@@ -192,7 +192,7 @@ class TestLength:
             assert len(folds) == 100
             assert all(cap.fits(fold.summary) for fold in folds)
             assert all(fold.notes == ("shortened",) for fold in folds[1:])
-            judge_folds(folds, fold_documents(offline), await history_of(memora))
+            check_folds(folds, fold_documents(offline), await history_of(memora))
 
     async def test_trivial_messages_keep_a_rich_summary_and_advance_the_count(
         self, memora: Memora, offline: OfflineModel
@@ -227,7 +227,7 @@ class TestChunks:
             assert [(o.start, o.end) for o in outcomes if isinstance(o, Folded)] == [(f.start, f.end) for f in folds]
             assert len(folds) > 5
             assert await count_of(memora) == 114
-            judge_folds(folds, documents, history)
+            check_folds(folds, documents, history)
             assert [existing(document) for document in documents] == ["", *(fold.summary for fold in folds[:-1])]
             for record in offline.requests():
                 if record["kind"] == "summary":
@@ -249,11 +249,11 @@ class TestChunks:
             await fold_everything(memora, tries=2)
             folds = await folds_of(memora)
             assert [(fold.start, fold.end) for fold in folds] == [(0, 2)]
-            judge_folds(folds, fold_documents(offline), await history_of(memora))
+            check_folds(folds, fold_documents(offline), await history_of(memora))
             assert len(fold_documents(offline)) > 3
             third = await say(memora, "Where do I live?")
             assert third.stats.gap_messages == 0
-            judge_request(answers(offline)[-1], third, await history_of(memora), folds, 1_000)
+            check_request(answers(offline)[-1], third, await history_of(memora), folds, 1_000)
 
     async def test_a_window_that_is_changed_between_turns_loses_nothing(
         self, settings: Settings, offline: OfflineModel
@@ -270,7 +270,7 @@ class TestChunks:
             result = await say(wide, "I have 13 cats.")
             assert result.stats.gap_messages == 0
             assert isinstance(await wide.folds.fold(ID), NothingToFold)
-            judge_request(answers(offline)[-1], result, await history_of(wide), await folds_of(wide), 1_000)
+            check_request(answers(offline)[-1], result, await history_of(wide), await folds_of(wide), 1_000)
 
 
 class TestPoison:
@@ -312,7 +312,7 @@ class TestPoison:
         folds = await folds_of(memora)
         assert all((fold.unfolded, fold.notes) == ((), ()) for fold in folds)
         assert "0 cats" in folds[-1].summary
-        judge_folds(folds, fold_documents(offline), await history_of(memora))
+        check_folds(folds, fold_documents(offline), await history_of(memora))
 
 
 class TestRaces:
@@ -345,7 +345,7 @@ class TestRaces:
         assert len(await history_of(memora)) == 14
         await fold_everything(memora)
         assert await count_of(memora) == 8
-        judge_folds(await folds_of(memora), fold_documents(offline), await history_of(memora))
+        check_folds(await folds_of(memora), fold_documents(offline), await history_of(memora))
 
     @pytest.mark.parametrize("fault", [None, {"kind": "empty"}], ids=["folds", "fails"])
     async def test_a_deletion_during_a_fold_is_final(

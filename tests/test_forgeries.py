@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from judge import sent_summary
 from talk import ID, answers, existing, fold_documents, history_of, look, say, say_all, sent_messages, shown
 from turns import MOST_MESSAGES, WINDOW_MESSAGES
+from word_for_word import sent_summary
 
 from memora.bootstrap import Memora
 from memora.core.tokens import count_text_tokens

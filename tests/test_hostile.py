@@ -11,15 +11,18 @@ import logging
 import shutil
 import ssl
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 import anyio
+import anyio.to_thread
 import openai
 import pytest
 from arq.connections import ArqRedis
+from command_line import CommandLine
 from polling import eventually
 from redis_view import all_keys, command, dump
 from serving import ask, serve
@@ -270,15 +273,17 @@ async def test_the_keys_and_channels_of_memora_and_arq_are_enough(
     assert "secret-pass" not in caplog.text
 
 
+@pytest.mark.parametrize("arq", [(), ("%R~arq:*",)], ids=["not at all", "not to write"])
 async def test_without_the_keys_of_arq_nothing_is_half_written(
-    store: ConversationStore, redis: ArqRedis, redis_server: EmbeddedRedis
+    store: ConversationStore, redis: ArqRedis, redis_server: EmbeddedRedis, arq: tuple[str, ...]
 ) -> None:
     """That is found out about before the first write: a turn that is refused is not in the history."""
     await append_turns(store, ID, range(1, 6))
     conversation, snapshot = await store.load(ID, MOST_MESSAGES), await snapshot_of(store)
     await begin(store, "mine")
     before = await dump(redis)
-    async with user_with(redis, redis_server, "~memora:*", "&memora:*", *COMMANDS) as url, client_of(url) as client:
+    rules = ("~memora:*", "&memora:*", *COMMANDS, *arq)
+    async with user_with(redis, redis_server, *rules) as url, client_of(url) as client:
         confined = ConversationStore(client)
         writes: list[Callable[[], Awaitable[object]]] = [
             lambda: confined.append(ID, turn(conversation, 6)),
@@ -292,6 +297,43 @@ async def test_without_the_keys_of_arq_nothing_is_half_written(
                 await write()
         assert await confined.load(ID, MOST_MESSAGES) == conversation
     assert await dump(redis) == before
+
+
+@pytest.mark.parametrize(
+    ("rules", "forbidden"),
+    [
+        (("~memora:*", "~arq:*"), ""),
+        (("~memora:*", "%R~arq:*"), "PSETEX arq:job:-"),
+        (("~memora:*", "%W~arq:*"), "GET arq:job:-"),
+        (("~memora:*",), "PSETEX arq:job:-"),
+        (("%R~memora:*", "~arq:*"), "HSET memora:{0}:-:summary"),
+        (("~memora:*", "~arq:*", "-rpush"), "RPUSH memora:{0}:-:history"),
+    ],
+)
+async def test_a_right_that_is_missing_is_named_before_it_is_missed(
+    settings: Settings, redis: ArqRedis, redis_server: EmbeddedRedis, rules: tuple[str, ...], forbidden: str
+) -> None:
+    """Redis is asked, without a write, for what turns, folds and arq need."""
+    async with (
+        user_with(redis, redis_server, *COMMANDS, "&memora:*", *rules) as url,
+        open_storage(changed(settings, redis_url=url)) as storage,
+    ):
+        assert (await storage.health(time.time())).forbids == forbidden
+    assert await all_keys(redis) == []
+
+
+async def test_the_doctor_says_how_to_give_a_right(
+    redis: ArqRedis, redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    """One line with what is forbidden and the remedy, and without the password."""
+    async with user_with(redis, redis_server, *COMMANDS, "&memora:*", "~memora:*", "%R~arq:*") as url:
+        doctor = CommandLine(tmp_path).using(MEMORA_REDIS_URL=url, MEMORA_OFFLINE="1")
+        ran = await anyio.to_thread.run_sync(doctor.run, "doctor", "--json")
+    (check,) = [check for check in ran.json["checks"] if check["check"] == "rights"]
+    assert (ran.code, check["status"]) == (1, "problem")
+    assert "PSETEX arq:job:-" in check["message"]
+    assert "ACL SETUSER" in check["message"]
+    assert "secret-pass" not in ran.out + ran.err
 
 
 # --- A clock that is set back

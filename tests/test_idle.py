@@ -10,7 +10,7 @@ import anyio
 import pytest
 from arq.connections import ArqRedis
 from polling import eventually
-from test_serve_process import server_process
+from server_process import server_process
 from worker_process import worker_process
 
 from memora.bootstrap import Memora

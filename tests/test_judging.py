@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 from arq.connections import ArqRedis
+from judging import judging_model
 from redis_view import command
 from talk import ID, caught_up, changed, count_of, say, worker_beside
 
@@ -22,7 +20,6 @@ from memora.offline_model.markers import Marker
 from memora.settings import Settings
 
 TAG = "k3"
-DEADLINE_SECONDS = 20.0
 
 
 @pytest.fixture
@@ -95,21 +92,8 @@ async def test_a_turn_taken_out_of_the_history_is_found(memora: Memora, offline:
 
 async def test_reports_and_the_verdict_go_over_http() -> None:
     """A process of its own judges; wrong reports are refused whole, and other control calls are not there."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "memora.offline_model", "--judging"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            root = (await process.stdout.readline()).decode().strip().removesuffix("/v1")
-            async with httpx2.AsyncClient(base_url=root, verify=False) as http:
-                await _judged_over_http(http)
-    finally:
-        process.kill()
-        await process.wait()
+    async with judging_model() as model:
+        await _judged_over_http(model.http)
 
 
 async def _judged_over_http(http: httpx2.AsyncClient) -> None:

@@ -110,6 +110,30 @@ async def test_a_fold_under_way_cannot_commit(memora: Memora, offline: OfflineMo
     assert isinstance(await memora.folds.fold(ID), Folded)
 
 
+@pytest.mark.parametrize("fault", [None, {"kind": "refusal"}], ids=["folds", "fails"])
+async def test_what_a_fold_under_way_has_cost_is_counted(
+    memora: Memora, offline: OfflineModel, fault: dict[str, str] | None
+) -> None:
+    """The conversation lives on, and the model was paid: its tokens are in the figures, its text is nowhere."""
+    await talked(memora)
+    await say(memora, "One more.")
+    before = (await look(memora)).conversation.usage
+    if fault:
+        offline.add_fault(fault, match="summary")
+    offline.hold("summary")
+    folding = asyncio.create_task(memora.folds.fold(ID))
+    await model_waits(offline)
+    await memora.store.rewind(ID, 5)
+    state = await look(memora)
+    offline.release()
+    assert isinstance(await folding, Discarded)
+    after = await look(memora)
+    assert after.conversation.usage.fold_input_tokens > before.fold_input_tokens
+    assert after.conversation.usage.fold_output_tokens > before.fold_output_tokens
+    assert after.conversation.summary == state.conversation.summary
+    assert (after.fold_failures, after.fold_due_at) == (0, state.fold_due_at)
+
+
 async def test_a_turn_under_way_is_stored(memora: Memora, offline: OfflineModel) -> None:
     """The history did not change, so an answer that was begun before is as good as ever."""
     await talked(memora)

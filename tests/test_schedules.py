@@ -52,7 +52,7 @@ HANDLER = (load, append, append)
 LOCKED_HANDLER = (begin, append, append)
 
 NEVER = "if false then"
-OTHER_GENERATION = "if not state or state.generation ~= generation then"
+OTHER_LIFE = "if not state or life_of(state.generation) ~= life_of(generation) then"
 NO_STATE = "if not state then"
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -78,6 +78,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "a message is taken back": Scenario(
         2, {"remover": (begin, take_back), "fold": (load_fold, commit), "A": (begin, append), "deleter": (delete,)}
+    ),
+    "a message is taken back from a fold that fails": Scenario(
+        2, {"remover": (begin, take_back), "failing": FAILING_FOLD, "fold": (load_fold, commit)}
     ),
     "a message is taken back under a short lease": Scenario(
         2, {"remover": (begin, take_back), "lease": (lease_runs_out,), "A": (begin, append)}
@@ -140,9 +143,9 @@ WEAKENINGS = [
     Weakening("append_turn", "\n  enqueue(queue, id, generation, folded)\n", "two handlers and a fold", "\n"),
     Weakening("begin_turn", "if holder and holder ~= token then", "locked handlers", NEVER),
     Weakening("release_lock", "if redis.call('GET', lock) ~= token then return 0 end", "locked handlers"),
-    Weakening("commit_fold", OTHER_GENERATION, "the id is used again", NO_STATE),
-    Weakening("commit_fold", OTHER_GENERATION, "a message is taken back", NO_STATE),
-    Weakening("commit_fold", "if state.summarized_message_count ~= from then", "two folds and a handler", NEVER),
+    Weakening("commit_fold", OTHER_LIFE, "the id is used again", NO_STATE),
+    Weakening("commit_fold", "if state.generation ~= generation or state", "a message is taken back", "if state"),
+    Weakening("commit_fold", " or state.summarized_message_count ~= from then", "two folds and a handler", " then"),
     Weakening("commit_fold", "if known then", "two handlers and a fold", NEVER),
     Weakening("commit_fold", "FOLDS_REMEMBERED = 8", "two folds and a handler", "FOLDS_REMEMBERED = 1"),
     Weakening("commit_fold", "redis.call('ZREM', queue, job_of(id, generation, from))", "two handlers and a fold"),
@@ -150,10 +153,11 @@ WEAKENINGS = [
               "redis.call('DEL',"),
     Weakening("commit_fold", "if left_over(to) > 0 then", "two folds and a handler", NEVER),
     Weakening("commit_fold", "redis.call('ZREM', pending, id)", "two handlers and a fold"),
-    Weakening("fail_fold", OTHER_GENERATION, "the id is used again by two handlers", NO_STATE),
+    Weakening("fail_fold", OTHER_LIFE, "the id is used again by two handlers", NO_STATE),
     Weakening("fail_fold", "if known_fold(summary, fold_id) then", "a fold and one that fails", NEVER),
     Weakening("fail_fold", "FOLDS_REMEMBERED = 8", "a fold and one that fails", "FOLDS_REMEMBERED = 1"),
-    Weakening("fail_fold", "if state.summarized_message_count ~= from then return 0 end", "a fold and one that fails"),
+    Weakening("fail_fold", "if not is_current then return 0 end", "a fold and one that fails"),
+    Weakening("fail_fold", "state.generation == generation and", "a message is taken back from a fold that fails"),
     Weakening("settle_fold", "state.message_count ~= count", "a fold that finds nothing", "false"),
     Weakening("delete_conversation", "  forget_job(job_of(id, state[1], state[2]))", "the id is used again"),
     Weakening("delete_conversation", "take_off(pending, id)", "the id is used again", "0"),

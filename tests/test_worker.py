@@ -18,7 +18,6 @@ import anyio
 import anyio.to_thread
 import pytest
 from arq.connections import ArqRedis
-from judge import judge_folds
 from polling import eventually
 from redis_view import all_keys, command
 from talk import (
@@ -36,6 +35,7 @@ from talk import (
     state_of,
     worker_beside,
 )
+from word_for_word import check_folds
 
 from memora.bootstrap import Memora, open_memora
 from memora.core.conversation import Message, Summary
@@ -80,7 +80,7 @@ class TestWakeUps:
             offline.release(hold)
             await caught_up(memora, ID)
         assert await count_of(memora) == 12
-        judge_folds(await folds_of(memora), fold_documents(offline), await history_of(memora))
+        check_folds(await folds_of(memora), fold_documents(offline), await history_of(memora))
 
     async def test_a_backlog_is_caught_up_with(self, memora: Memora, offline: OfflineModel) -> None:
         """No worker for fifty messages, then one."""
@@ -92,7 +92,7 @@ class TestWakeUps:
         assert time.monotonic() - started < 4
         assert len(await folds_of(memora)) > 1
         assert await count_of(memora) >= 44
-        judge_folds(await folds_of(memora), fold_documents(offline), await history_of(memora))
+        check_folds(await folds_of(memora), fold_documents(offline), await history_of(memora))
 
     async def test_a_failed_fold_happens_soon_after_all(self, memora: Memora, offline: OfflineModel) -> None:
         """Two failures in different ways, then success within the back-off."""
@@ -533,7 +533,7 @@ class TestTogether:
             for name in names:
                 documents = [document for document in fold_documents(offline) if f"{name} has" in str(document)]
                 assert await count_of(memora, name) == 10
-                judge_folds(await folds_of(memora, name), documents, await history_of(memora, name))
+                check_folds(await folds_of(memora, name), documents, await history_of(memora, name))
                 assert (await look(memora, name)).fold_conflicts == 0
 
     async def test_a_fold_longer_than_its_lease_keeps_it(self, memora: Memora, offline: OfflineModel) -> None:

@@ -6,18 +6,20 @@ import itertools
 import os
 import signal
 import subprocess
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
 from arq.connections import ArqRedis
-from judge import judge_folds, judge_request
+from judging import judging_model
 from polling import eventually
 from talk import (
     ID,
-    answers,
     caught_up,
+    changed,
     count_of,
+    document_of,
     fold_documents,
     folds_of,
     history_of,
@@ -25,14 +27,15 @@ from talk import (
     model_waits,
     say,
     say_all,
-    shown,
     state_of,
 )
+from word_for_word import check_folds, check_request
 from worker_process import COMMANDS, REPOSITORY, WorkerProcess, environment_for, worker_process
 
 from memora.bootstrap import Memora, open_memora
 from memora.chat import TurnResult
 from memora.offline_model import OfflineModel
+from memora.offline_model.markers import Marker
 from memora.settings import Settings
 
 CATS = [f"I have {n} cats in Taipei." for n in range(5)]
@@ -171,39 +174,52 @@ async def only_new_requests_pass(memora: Memora, settings: Settings, offline: Of
     return await count_of(memora)
 
 
-async def test_two_workers_and_eight_chats_lose_nothing_and_fold_nothing_twice(
-    memora: Memora, settings: Settings, offline: OfflineModel
-) -> None:
+async def test_two_workers_and_eight_chats_lose_nothing_and_fold_nothing_twice(settings: Settings) -> None:
     """The folds tile every history, and the judge finds every earlier message once in every request."""
-    names = [f"talk-{number}" for number in range(8)]
+    names = [f"talk{number}" for number in range(8)]
     results: dict[str, list[TurnResult]] = {name: [] for name in names}
-    with worker_process(settings, offline, "arq"), worker_process(settings, offline, "memora"):
-        await workers_are_up(memora, 2)
-        deadline = anyio.current_time() + SECONDS
+    async with (
+        judging_model("--scriptable") as model,
+        open_memora(changed(settings, openai_base_url=model.url)) as memora,
+    ):
+        with worker_process(settings, model, "arq"), worker_process(settings, model, "memora"):
+            await workers_are_up(memora, 2)
+            deadline = anyio.current_time() + SECONDS
 
-        async def talk(name: str) -> None:
-            for number in itertools.count():
-                if anyio.current_time() > deadline:
-                    return
-                text = f"{name} has {number} cats in Taipei. " + "They sleep a lot. " * (number % 9)
-                results[name].append(await say(memora, text, name))
+            async def talk(name: str) -> None:
+                for number in itertools.count():
+                    if anyio.current_time() > deadline:
+                        return
+                    marker = Marker(name, number)
+                    result = await say(memora, f"{marker} I have cats. " + "They sleep a lot. " * (number % 9), name)
+                    await model.report(marker, "ok", result.stats.gap_messages)
+                    results[name].append(result)
 
-        async with anyio.create_task_group() as tasks:
-            for name in names:
-                tasks.start_soon(talk, name)
-        await caught_up(memora, *names, seconds=30)
-    for name in names:
-        history, folds = await history_of(memora, name), await folds_of(memora, name)
-        documents = [document for document in fold_documents(offline) if f"{name} has" in str(shown(document))]
-        assert len(history) == 2 * len(results[name]) > 10
-        assert [message.content for message in history][1::2] == [result.text for result in results[name]]
-        judge_folds(folds, documents, history)
-        assert folds[-1].end >= len(history) - 6
-        requests = [record for record in answers(offline) if f"{name} has" in record["body"]["input"][-1]["content"]]
-        for result, record in zip(results[name], requests, strict=True):
-            judge_request(record, result, history, folds, 1_000)
-            assert not {other for other in names if other != name and f"{other} has" in str(record["body"])}
-        assert (await look(memora, name)).fold_conflicts == 0
+            async with anyio.create_task_group() as tasks:
+                for name in names:
+                    tasks.start_soon(talk, name)
+            await caught_up(memora, *names, seconds=30)
+        verdict = await model.verdict()
+        assert verdict["ok"], verdict
+        assert verdict["markers"] == verdict["reported"]["ok"] == sum(map(len, results.values()))
+        records = await model.requests()
+        for name in names:
+            own = [record for record in records if f"[#{name}:" in str(record["body"])]
+            await _check_talk(memora, name, results[name], own)
+
+
+async def _check_talk(memora: Memora, name: str, results: list[TurnResult], records: list[dict[str, Any]]) -> None:
+    """Word for word, and within the budget: what one conversation's requests carried and what is stored of it."""
+    history, folds = await history_of(memora, name), await folds_of(memora, name)
+    assert len(history) == 2 * len(results) > 10
+    assert [message.content for message in history][1::2] == [result.text for result in results]
+    documents = [document_of(record) for record in records if record["kind"] == "summary"]
+    check_folds(folds, documents, history)
+    assert folds[-1].end >= len(history) - 6
+    requests = [record for record in records if record["kind"] == "answer"]
+    for result, record in zip(results, requests, strict=True):
+        check_request(record, result, history, folds, 1_000)
+    assert (await look(memora, name)).fold_conflicts == 0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from judging import JudgingModel
+
 from memora.offline_model import OfflineModel
 from memora.settings import Settings
 
@@ -47,7 +49,7 @@ class WorkerProcess:
         return self._log.read_text(errors="replace")
 
 
-def environment_for(settings: Settings, offline: OfflineModel, **more: str) -> dict[str, str]:
+def environment_for(settings: Settings, model: OfflineModel | JudgingModel, **more: str) -> dict[str, str]:
     """As little of ours as possible, and what points to the same Redis and model."""
     assert settings.redis_url
     return {
@@ -56,7 +58,7 @@ def environment_for(settings: Settings, offline: OfflineModel, **more: str) -> d
         "MEMORA_REDIS_URL": settings.redis_url.get_secret_value(),
         "MEMORA_FOLD_LEASE_SECONDS": "1",
         "MEMORA_FOLD_RETRY_SECONDS": "0.1",
-        "OPENAI_BASE_URL": offline.url,
+        "OPENAI_BASE_URL": model.url,
         "OPENAI_API_KEY": "test-key-0123",
         **more,
     }
@@ -64,12 +66,12 @@ def environment_for(settings: Settings, offline: OfflineModel, **more: str) -> d
 
 @contextmanager
 def worker_process(
-    settings: Settings, offline: OfflineModel, name: str = "arq", **environment: str
+    settings: Settings, model: OfflineModel | JudgingModel, name: str = "arq", **environment: str
 ) -> Iterator[WorkerProcess]:
     """A worker that runs meanwhile; it is killed at the end if it is still there."""
     assert settings.data_dir
     log = settings.data_dir / f"worker-{time.monotonic_ns()}.log"
-    worker = WorkerProcess(COMMANDS[name], environment_for(settings, offline, **environment), log)
+    worker = WorkerProcess(COMMANDS[name], environment_for(settings, model, **environment), log)
     try:
         yield worker
     finally:

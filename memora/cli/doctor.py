@@ -136,7 +136,11 @@ async def _check_redis(settings: Settings, report: _Report, texts: Texts) -> Non
 
 
 def _judge(health: RedisHealth, is_private: bool, report: _Report, texts: Texts) -> None:
-    """What the server keeps, forgets, and thinks the time is, and who works for it."""
+    """What the server allows, keeps, forgets, and thinks the time is, and who works for it."""
+    if health.forbids:
+        report.add("rights", "problem", texts.rights_missing.format(what=health.forbids))
+    else:
+        report.add("rights", "ok", texts.rights_fine)
     if health.persists:
         report.add("persistence", "ok", texts.persistence_on)
     else:

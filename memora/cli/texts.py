@@ -211,6 +211,8 @@ class Texts:
     persistence_off: str
     keeps: str
     evicting: str
+    rights_fine: str
+    rights_missing: str
     workers_alive: str
     worker_comes_with_chat: str
     worker_missing: str
@@ -223,6 +225,7 @@ class Texts:
     redis_check: str
     persistence_check: str
     eviction_check: str
+    rights_check: str
     worker_check: str
     clock_check: str
     model_check: str
@@ -478,6 +481,8 @@ Alt-Enter, or Esc and then Enter, begins a new line. Ctrl-C stops an answer.""",
     persistence_off="off: a restart loses every conversation. Run Redis with --appendonly yes",
     keeps="noeviction: a full Redis refuses instead of forgetting",
     evicting="a full Redis forgets conversations. Run it with --maxmemory-policy noeviction",
+    rights_fine="scripts and the keys memora:* and arq:* are allowed",
+    rights_missing="the Redis user may not {what}: ACL SETUSER has to allow it ~memora:* ~arq:* &memora:* +@all",
     workers_alive="{count} alive",
     worker_comes_with_chat="none runs; `memora chat` brings its own",
     worker_missing="none is alive, so nothing is summarized: start one with `memora worker`",
@@ -490,6 +495,7 @@ Alt-Enter, or Esc and then Enter, begins a new line. Ctrl-C stops an answer.""",
     redis_check="Redis",
     persistence_check="persistence",
     eviction_check="eviction",
+    rights_check="rights",
     worker_check="worker",
     clock_check="clock",
     model_check="model",
@@ -738,6 +744,8 @@ Alt-Enter（或先按 Esc 再按 Enter）換行。Ctrl-C 停止回答。""",
     persistence_off="未開啟：重新啟動會失去所有對話。請以 --appendonly yes 執行 Redis",
     keeps="noeviction：記憶體不足時拒絕寫入，而不是遺忘",
     evicting="記憶體不足時會遺忘對話。請以 --maxmemory-policy noeviction 執行",
+    rights_fine="允許腳本，以及 memora:* 與 arq:* 的鍵",
+    rights_missing="這個 Redis 使用者不能 {what}：請用 ACL SETUSER 給它 ~memora:* ~arq:* &memora:* 以及相關指令",
     workers_alive="{count} 個執行中",
     worker_comes_with_chat="目前沒有；`memora chat` 會自備",
     worker_missing="沒有執行中的背景程式，訊息不會被摘要：請執行 `memora worker`",
@@ -750,6 +758,7 @@ Alt-Enter（或先按 Esc 再按 Enter）換行。Ctrl-C 停止回答。""",
     redis_check="Redis",
     persistence_check="持久化",
     eviction_check="資料淘汰",
+    rights_check="權限",
     worker_check="背景程式",
     clock_check="時鐘",
     model_check="模型",

@@ -174,14 +174,14 @@ class _Up:
         self.stopped_by: list[signal.Signals] = []
 
     def take_signal(self, number: signal.Signals) -> bool:
-        """The first signal drains in order; the second ends everything at once."""
-        self.stopped_by.append(number)
-        if len(self.stopped_by) > 1:
+        """The first signal drains in order; the second ends everything at once, and is what the exit code tells."""
+        if self.stopped_by:
             self._server.kill()
             self._worker.kill()
-        else:
-            self._output.tell("memora", self._texts.up_stopping)
-            self._stopping.set()
+            return False
+        self.stopped_by.append(number)
+        self._output.tell("memora", self._texts.up_stopping)
+        self._stopping.set()
         return True
 
     async def run(self) -> None:

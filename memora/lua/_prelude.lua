@@ -96,7 +96,12 @@ end
 -- To be called before the first write by whoever writes arq's keys later: they are not among KEYS, so that an ACL without
 -- them would stop the script only there, half-way.
 local function reach(job)
-  redis.call('EXISTS', 'arq:job:' .. job)
+  local key = 'arq:job:' .. job
+  redis.call('EXISTS', key)
+  -- Since version 7 there are users who may read a key and not write it, and only there it can be asked for.
+  if redis.acl_check_cmd and not (redis.acl_check_cmd('PSETEX', key, 1, '') and redis.acl_check_cmd('DEL', key)) then
+    error({err = 'NOPERM the keys arq:* may not be written'})
+  end
 end
 
 -- Write arq's own two keys for a fold job, unless the job is there already. True if it was written.

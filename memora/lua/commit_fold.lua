@@ -1,5 +1,6 @@
 -- commit_fold: make a fold real, if nothing it started from has changed: first the generation is compared, then the
--- count. Tokens are counted even when the fold loses. If more is pending, its job is enqueued under the new count.
+-- count. Tokens are counted even when the fold loses, as long as the conversation it was made for lives. If more is
+-- pending, its job is enqueued under the new count.
 --
 -- KEYS   1 history   2 summary   3 folds   4 pending   5 queue   6 events
 -- ARGV   1 id   2 generation   3 count the fold started from   4 count it reaches   5 fold id (makes it safe to repeat)
@@ -19,7 +20,7 @@ if problem then return problem end
 problem = wrong_type(folds, 'list') or wrong_type(pending, 'zset') or wrong_type(queue, 'zset')
   or wrong_type(events, 'stream')
 if problem then return problem end
-if not state or state.generation ~= generation then return {-1, 0, 0, 0} end
+if not state or life_of(state.generation) ~= life_of(generation) then return {-1, 0, 0, 0} end
 
 local count = state.message_count
 -- A turn that came while the summary was made may have found a smaller window.
@@ -33,7 +34,7 @@ if known then
   return {tonumber(known) or 0, state.summarized_message_count, state.version,
     left_over(state.summarized_message_count)}
 end
-if state.summarized_message_count ~= from then
+if state.generation ~= generation or state.summarized_message_count ~= from then
   redis.call('HINCRBY', summary, 'fold_input_tokens', input_tokens)
   redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
   redis.call('HINCRBY', summary, 'fold_conflicts', 1)

@@ -10,9 +10,9 @@ import openai
 import pytest
 from arq.connections import ArqRedis
 from openai import AsyncOpenAI
+from server_process import server_process, turns_of
 from serving import ask, ask_streaming
 from talk import model_waits
-from test_serve_process import server_process, turns_of
 
 from memora.offline_model import OfflineModel
 from memora.settings import Settings

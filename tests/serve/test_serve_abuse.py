@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
 from itertools import product
 from typing import Any
 
@@ -24,26 +23,6 @@ from memora.settings import Settings
 
 TEXT = "I live in Taipei, and my cat is called Ann."
 SECRET = "zq7secretwordzq7"
-
-
-@pytest.fixture
-async def serving(settings: Settings, redis: ArqRedis) -> AsyncIterator[Serving]:  # noqa: ARG001  # empties the server
-    """The server under test."""
-    async with serve(settings) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(serving: Serving) -> AsyncIterator[AsyncOpenAI]:
-    """A client that gives up at once."""
-    async with serving.client(max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture
-async def conversation(client: AsyncOpenAI) -> str:
-    """An empty conversation."""
-    return (await client.conversations.create()).id
 
 
 DEEP = b'{"a":' * 2_000 + b"1" + b"}" * 2_000

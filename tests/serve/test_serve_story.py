@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
 import anyio.to_thread
 import httpx2
 import pytest
 from arq.connections import ArqRedis
-from openai import BadRequestError
-from serving import Serving, ask, ask_streaming, serve
-from talk import caught_up, folds_of, worker_beside
+from judging import judging_model
+from openai import AsyncOpenAI, BadRequestError
+from serving import Serving, ask, ask_streaming, serve, stream_events, text_of
+from talk import caught_up, changed, folds_of, worker_beside
 
 from memora.offline_model import OfflineModel
+from memora.offline_model.markers import Marker
 from memora.settings import Settings
 
 FACTS = (
@@ -35,13 +37,6 @@ TEXTS = (
     *(f"{SMALL_TALK[number % len(SMALL_TALK)]} ({number})" for number in range(23)),
     *(question for question, _ in QUESTIONS),
 )
-
-
-@pytest.fixture
-async def serving(settings: Settings, redis: ArqRedis) -> AsyncIterator[Serving]:  # noqa: ARG001  # empties the server
-    """The server under test."""
-    async with serve(settings) as running:
-        yield running
 
 
 async def remembers(serving: Serving, conversation: str, answers: list[str]) -> None:
@@ -96,6 +91,54 @@ async def test_thirty_turns_of_a_synchronous_client(serving: Serving, *, is_stre
     async with worker_beside(serving.memora):
         conversation, answers = await anyio.to_thread.run_sync(talk)
         await remembers(serving, conversation, answers)
+
+
+async def test_what_clients_say_reaches_the_model_whole(settings: Settings, redis: ArqRedis) -> None:
+    """Three doors at once, forty marked turns each: the judge finds every earlier turn once in every request."""
+    assert await redis.dbsize() == 0
+    async with judging_model() as model, serve(changed(settings, openai_base_url=model.url)) as serving:
+
+        async def report(marker: Marker, answer: str, gap_messages: str) -> None:
+            assert str(marker) in answer
+            await model.report(marker, "ok", int(gap_messages))
+
+        async def plain(client: AsyncOpenAI, tag: str) -> None:
+            conversation = (await client.conversations.create()).id
+            for number in range(40):
+                text = f"{FACTS[number % len(FACTS)]} {Marker(tag, number)}"
+                reply = await client.responses.create(model="memora", input=text, conversation=conversation)
+                await report(Marker(tag, number), reply.output_text, (reply.metadata or {})["memora_gap_messages"])
+
+        async def streaming(client: AsyncOpenAI, tag: str) -> None:
+            conversation = (await client.conversations.create()).id
+            for number in range(40):
+                events = await stream_events(client, f"Hello. {Marker(tag, number)}", conversation)
+                assert events[-1].type == "response.completed"
+                metadata = events[-1].response.metadata or {}
+                await report(Marker(tag, number), text_of(events), metadata["memora_gap_messages"])
+
+        async def completions(client: AsyncOpenAI, tag: str) -> None:
+            for number in range(40):
+                reply = await client.chat.completions.with_raw_response.create(
+                    model="memora",
+                    messages=[{"role": "user", "content": f"Hello. {Marker(tag, number)}"}],
+                    extra_headers={"X-Memora-Conversation": f"chat-{tag}"},
+                )
+                answer = reply.parse().choices[0].message.content or ""
+                await report(Marker(tag, number), answer, reply.headers["x-memora-gap-messages"])
+
+        async with (
+            serving.client() as client,
+            worker_beside(serving.memora),
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(plain, client, "plain")
+            tasks.start_soon(streaming, client, "streaming")
+            tasks.start_soon(completions, client, "completions")
+        verdict = await model.verdict()
+    assert verdict["ok"], verdict
+    assert (verdict["markers"], verdict["reported"]["ok"]) == (120, 120)
+    assert verdict["folds"] > 3
 
 
 def _wait_until_folded(host: str, port: int, conversation: str) -> None:

@@ -1,7 +1,7 @@
-"""The judge: compares what the model was really sent for an answer with what is stored.
+"""A few turns, word for word: what the model was really sent against what is stored, to the last character.
 
-It knows nothing of how a context is chosen. From the history, the audit trail and the recorded request alone it says
-whether every earlier message was there exactly once: in the summary that was sent, in the tail, or in the reported gap.
+For texts of any kind and size, the budget included. It knows nothing of how a context is chosen. Long conversations of
+many clients are for the judge of the offline model, which follows markers alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memora.core.tokens import request_tokens
 from memora.store import Fold
 
 
-def judge_request(
+def check_request(
     record: dict[str, Any], result: TurnResult, history: Sequence[Message], folds: Sequence[Fold], budget: int
 ) -> None:
     """Check one recorded request for an answer.
@@ -56,7 +56,7 @@ def sent_summary(messages: Sequence[tuple[str, str]]) -> str:
     return str(json.loads(lines[lines.index(f"<{SUMMARY_FENCE}>") + 1]))
 
 
-def judge_folds(folds: Sequence[Fold], documents: Sequence[dict[str, Any]], history: Sequence[Message]) -> None:
+def check_folds(folds: Sequence[Fold], documents: Sequence[dict[str, Any]], history: Sequence[Message]) -> None:
     """Check that the folds tile the history from its beginning, and each message was shown, oldest first, once.
 
     `documents` are the requests of the committed folds alone.

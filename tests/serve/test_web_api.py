@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -20,20 +19,6 @@ from memora.settings import Settings
 from memora.web.body import MOST_LEVELS
 
 MODEL = "memora"
-
-
-@pytest.fixture
-async def serving(settings: Settings, redis: ArqRedis) -> AsyncIterator[Serving]:  # noqa: ARG001  # empties the server
-    """The server under test."""
-    async with serve(settings) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(serving: Serving) -> AsyncIterator[AsyncOpenAI]:
-    """The official client."""
-    async with serving.client(max_retries=0) as opened:
-        yield opened
 
 
 async def say(client: AsyncOpenAI, text: str, conversation: str, **more: Any) -> Any:

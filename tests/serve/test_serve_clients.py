@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -31,26 +30,6 @@ from memora.settings import Settings
 
 TEXT = "I live in Taipei, and my cat is called Ann."
 LONG_ANSWER = " ".join(f"word{number}" for number in range(60))
-
-
-@pytest.fixture
-async def serving(settings: Settings, redis: ArqRedis) -> AsyncIterator[Serving]:  # noqa: ARG001  # empties the server
-    """The server under test."""
-    async with serve(settings) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(serving: Serving) -> AsyncIterator[AsyncOpenAI]:
-    """A client that gives up at once."""
-    async with serving.client(max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture
-async def conversation(client: AsyncOpenAI) -> str:
-    """An empty conversation."""
-    return (await client.conversations.create()).id
 
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["plain", "streaming"])

@@ -8,19 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import httpx2
 import openai
-import pytest
-from arq.connections import ArqRedis
 from cutting_proxy import Cut, CuttingProxy, Plan
 from openai import AsyncOpenAI
-from serving import Serving, ask, serve, stream_events, text_of
+from serving import Serving, ask, stream_events, text_of
 from talk import caught_up, folds_of, worker_beside
-
-from memora.settings import Settings
 
 SECONDS = float(os.environ.get("MEMORA_TEST_SECONDS", "6"))
 SEED = int(os.environ.get("MEMORA_TEST_SEED", "20261130"))
@@ -31,13 +26,6 @@ MOST_TRIES = 12
 
 LARGEST_REQUEST, LARGEST_REPLY = 900, 4_000
 """About what a request and a streamed reply of these tests take on the wire."""
-
-
-@pytest.fixture
-async def serving(settings: Settings, redis: ArqRedis) -> AsyncIterator[Serving]:  # noqa: ARG001  # empties the server
-    """The server under test."""
-    async with serve(settings) as running:
-        yield running
 
 
 def weather(seed: int) -> Plan:

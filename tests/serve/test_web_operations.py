@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -39,14 +39,6 @@ def with_keys(settings: Settings, **changes: Any) -> Settings:
     return Settings(
         _env_file=None, **{**settings.model_dump(exclude_unset=True), "api_keys": f"{KEY}, {OTHER_KEY}", **changes}
     )
-
-
-@pytest.fixture
-async def server(settings: Settings, redis: ArqRedis) -> AsyncIterator[Serving]:
-    """A server without keys, over the emptied Redis."""
-    await redis.ping()
-    async with serve(settings) as serving:
-        yield serving
 
 
 def error_of(response: httpx2.Response) -> dict[str, Any]:
@@ -140,16 +132,16 @@ async def test_a_conversation_is_there_for_the_key_that_made_it(settings: Settin
         pytest.param({"content-type": "multipart/form-data; boundary=x"}, 415, id="a-form-with-files"),
     ],
 )
-async def test_pages_of_other_origins_get_nothing(server: Serving, headers: dict[str, str], status: int) -> None:
+async def test_pages_of_other_origins_get_nothing(serving: Serving, headers: dict[str, str], status: int) -> None:
     """DNS rebinding, forms and scripts from elsewhere are refused, and no reply allows another origin."""
-    reply = await raw(server.port, request_bytes(server.port, "POST", "/v1/responses", turn_body("Hi"), **headers))
+    reply = await raw(serving.port, request_bytes(serving.port, "POST", "/v1/responses", turn_body("Hi"), **headers))
     assert reply.startswith(f"HTTP/1.1 {status} ".encode())
     assert b"access-control" not in reply.lower()
 
 
-async def test_a_preflight_is_refused(server: Serving) -> None:
+async def test_a_preflight_is_refused(serving: Serving) -> None:
     """CORS is off: no OPTIONS is answered, same origin or not."""
-    async with server.http() as client:
+    async with serving.http() as client:
         asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
         for headers in ({}, asked):
             response = await client.options("/responses", headers=headers)
@@ -157,10 +149,12 @@ async def test_a_preflight_is_refused(server: Serving) -> None:
             assert not [name for name in response.headers if name.startswith("access-control")]
 
 
-async def test_the_local_names_are_all_fine(server: Serving) -> None:
+async def test_the_local_names_are_all_fine(serving: Serving) -> None:
     """localhost, 127.0.0.1 and [::1], with any port; a page of the server itself may call it."""
     for host in ("localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:80"):
-        reply = await raw(server.port, request_bytes(server.port, "GET", "/livez", host=host, origin=f"http://{host}"))
+        reply = await raw(
+            serving.port, request_bytes(serving.port, "GET", "/livez", host=host, origin=f"http://{host}")
+        )
         assert reply.startswith(b"HTTP/1.1 200 ")
 
 
@@ -225,14 +219,14 @@ async def test_more_turns_than_may_run_are_refused_and_health_goes_on(settings: 
 # --- Health and metrics
 
 
-async def test_a_dead_worker_is_degraded_and_a_live_one_is_not(server: Serving) -> None:
+async def test_a_dead_worker_is_degraded_and_a_live_one_is_not(serving: Serving) -> None:
     """Without a worker turns are still answered, so it is ready; `status` tells."""
-    async with httpx2.AsyncClient(base_url=server.root) as client:
+    async with httpx2.AsyncClient(base_url=serving.root) as client:
         report = await client.get("/readyz")
         assert report.status_code == 200
         assert report.json()["status"] == "degraded"
         assert report.json()["worker"] == {"status": "down", "alive": 0}
-        await server.memora.storage.redis.set("memora:{0}:worker.0123", "x", ex=60)
+        await serving.memora.storage.redis.set("memora:{0}:worker.0123", "x", ex=60)
 
         async def is_well() -> bool:
             return bool((await client.get("/readyz")).json()["status"] == "ok")
@@ -273,13 +267,13 @@ async def test_a_model_that_denies_is_told_and_does_not_take_the_server_down(set
         await eventually(is_told)
 
 
-async def test_metrics_count_turns_and_tell_the_lag(server: Serving) -> None:
+async def test_metrics_count_turns_and_tell_the_lag(serving: Serving) -> None:
     """After five turns and no worker: turns, tokens by part, and how much waits for how long; no id is a label."""
-    async with server.client() as client:
+    async with serving.client() as client:
         made = await client.conversations.create()
         for number in range(5):
             await ask(client, f"Sentence number {number}.", made.id)
-    async with httpx2.AsyncClient(base_url=server.root) as client:
+    async with httpx2.AsyncClient(base_url=serving.root) as client:
         page = (await client.get("/metrics")).text
     figures = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
     assert figures['memora_turns_total{outcome="completed"}'] == "5.0"
@@ -296,25 +290,25 @@ async def test_metrics_count_turns_and_tell_the_lag(server: Serving) -> None:
     assert made.id not in page
 
 
-async def test_what_memory_took_is_told(server: Serving) -> None:
+async def test_what_memory_took_is_told(serving: Serving) -> None:
     """An answer says in `Server-Timing` how long memory took before the model was asked, plain or streaming."""
-    async with server.http() as client:
+    async with serving.http() as client:
         for stream in (False, True):
             reply = await client.post("/responses", json=turn_body("A sentence.", stream=stream))
             told = re.fullmatch(r"memory;dur=(\d+\.\d\d)", reply.headers["server-timing"])
             assert told
             assert 0 < float(told[1]) < 20_000
-        page = (await client.get(f"{server.root}/metrics")).text
+        page = (await client.get(f"{serving.root}/metrics")).text
     assert "memora_memory_seconds_count 2.0" in page
 
 
-async def test_metrics_count_folds_by_what_they_came_to(server: Serving, redis: ArqRedis) -> None:
+async def test_metrics_count_folds_by_what_they_came_to(serving: Serving, redis: ArqRedis) -> None:
     """The worker is another process; its folds are counted as the events tell of them."""
-    async with server.client() as client, httpx2.AsyncClient(base_url=server.root) as http:
+    async with serving.client() as client, httpx2.AsyncClient(base_url=serving.root) as http:
         made = await client.conversations.create()
         for number in range(4):
             await ask(client, f"Sentence number {number}.", made.id)
-        await server.memora.folds.fold(made.id)
+        await serving.memora.folds.fold(made.id)
 
         async def is_counted() -> bool:
             return 'memora_folds_total{result="committed"} 1.0' in (await http.get("/metrics")).text
@@ -336,9 +330,9 @@ async def test_metrics_answer_without_redis(settings: Settings, redis: ArqRedis)
 # --- Events
 
 
-async def test_a_page_sees_a_snapshot_and_then_everything(server: Serving) -> None:
+async def test_a_page_sees_a_snapshot_and_then_everything(serving: Serving) -> None:
     """Snapshot first, without the text of messages; turns, folds and the end follow as they happen."""
-    async with server.client() as client, server.http() as http:
+    async with serving.client() as client, serving.http() as http:
         made = await client.conversations.create()
         await ask(client, "My cat is called Tofu.", made.id)
         async with http.stream("GET", f"/conversations/{made.id}/events") as response:
@@ -352,7 +346,7 @@ async def test_a_page_sees_a_snapshot_and_then_everything(server: Serving) -> No
                     await ask(client, f"Sentence number {number}.", made.id)
                     event = await anext(events)
                     assert (event["event"], json.loads(event["data"])["message_count"]) == ("turn", 4 + 2 * number)
-                await server.memora.folds.fold(made.id)
+                await serving.memora.folds.fold(made.id)
                 fold = await anext(events)
                 assert (fold["event"], json.loads(fold["data"])["to"]) == ("fold", 2)
                 await client.conversations.delete(made.id)
@@ -360,9 +354,9 @@ async def test_a_page_sees_a_snapshot_and_then_everything(server: Serving) -> No
                 assert [event async for event in events] == []
 
 
-async def test_a_page_that_comes_back_misses_nothing(server: Serving) -> None:
+async def test_a_page_that_comes_back_misses_nothing(serving: Serving) -> None:
     """With Last-Event-ID the snapshot is followed by what happened since, in order; a wrong one is a 400."""
-    async with server.client() as client, server.http() as http:
+    async with serving.client() as client, serving.http() as http:
         made = await client.conversations.create()
         target = f"/conversations/{made.id}/events"
         async with http.stream("GET", target) as response, aclosing(events_of(response)) as events:
@@ -407,9 +401,9 @@ async def test_open_pages_share_one_connection_and_are_bounded(settings: Setting
             await eventually(all_closed)
 
 
-async def test_pages_go_on_after_redis_lost_every_connection(server: Serving, redis: ArqRedis) -> None:
+async def test_pages_go_on_after_redis_lost_every_connection(serving: Serving, redis: ArqRedis) -> None:
     """The hub subscribes again by itself; what happened meanwhile is told."""
-    async with server.client() as client, server.http() as http:
+    async with serving.client() as client, serving.http() as http:
         made = await client.conversations.create()
         async with (
             http.stream("GET", f"/conversations/{made.id}/events") as response,
@@ -424,9 +418,9 @@ async def test_pages_go_on_after_redis_lost_every_connection(server: Serving, re
 # --- The page and the log
 
 
-async def test_the_page_loads_nothing_from_elsewhere(server: Serving) -> None:
+async def test_the_page_loads_nothing_from_elsewhere(serving: Serving) -> None:
     """No script, no address but its own; the policy allows its one style and nothing else."""
-    async with httpx2.AsyncClient(base_url=server.root) as client:
+    async with httpx2.AsyncClient(base_url=serving.root) as client:
         page = await client.get("/")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -435,12 +429,12 @@ async def test_the_page_loads_nothing_from_elsewhere(server: Serving) -> None:
     assert page.headers["x-content-type-options"] == "nosniff"
     assert "<script" not in page.text
     assert not re.findall(r"""(?:src|href)=["'](?!openapi\.json)""", page.text)
-    assert f"127.0.0.1:{server.port}/v1/responses" in page.text
+    assert f"127.0.0.1:{serving.port}/v1/responses" in page.text
 
 
-async def test_every_reply_has_an_id_of_its_own(server: Serving) -> None:
+async def test_every_reply_has_an_id_of_its_own(serving: Serving) -> None:
     """Answers, errors, refusals and unknown paths alike; a client's own id is not taken over."""
-    async with httpx2.AsyncClient(base_url=server.root, headers={"x-request-id": "mine"}) as client:
+    async with httpx2.AsyncClient(base_url=serving.root, headers={"x-request-id": "mine"}) as client:
         replies = [await client.get(path) for path in ("/livez", "/nothing", "/v1/conversations/none")]
         replies.append(await client.post("/v1/responses", content="{", headers={"content-type": "text/plain"}))
     ids = [reply.headers["x-request-id"] for reply in replies]
@@ -485,9 +479,9 @@ def test_a_log_line_for_people_is_one_line() -> None:
     assert line.endswith(r"INFO a\nb \x1b[2J")
 
 
-async def test_two_applications_in_one_process_count_apart(server: Serving) -> None:
+async def test_two_applications_in_one_process_count_apart(serving: Serving) -> None:
     """Each has a registry of its own."""
-    first, second = Metrics(server.memora.storage), Metrics(server.memora.storage)
+    first, second = Metrics(serving.memora.storage), Metrics(serving.memora.storage)
     first.turn_failed("upstream_error")
     assert first.registry.get_sample_value("memora_turns_total", {"outcome": "upstream_error"}) == 1
     assert second.registry.get_sample_value("memora_turns_total", {"outcome": "upstream_error"}) is None

@@ -27,13 +27,6 @@ SLACK = 16
 
 
 @pytest.fixture
-async def serving(settings: Settings, redis: ArqRedis) -> AsyncIterator[Serving]:  # noqa: ARG001  # empties the server
-    """The server under test."""
-    async with serve(settings) as running:
-        yield running
-
-
-@pytest.fixture
 async def proxy(serving: Serving) -> AsyncIterator[CuttingProxy]:
     """What lies between the client and the server."""
     async with CuttingProxy(serving.port) as running:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio.to_thread
-import pytest
 import schemathesis
-from arq.connections import ArqRedis
 from hypothesis import HealthCheck, Phase, given, seed
 from hypothesis import settings as hypothesis_settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
-from serving import KEY, Serving, ask, serve
-
-from memora.settings import Settings
+from serving import KEY, Serving, ask
 
 SECONDS = float(os.environ.get("MEMORA_TEST_SECONDS", "12"))
 SEED = 7
@@ -33,13 +28,6 @@ USUAL = hypothesis_settings(
 )
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
 ENDLESS = "/events"
-
-
-@pytest.fixture
-async def serving(settings: Settings, redis: ArqRedis) -> AsyncIterator[Serving]:  # noqa: ARG001  # empties the server
-    """The server under test."""
-    async with serve(settings) as running:
-        yield running
 
 
 def run_all(serving: Serving, conversation: str, seconds: float) -> dict[str, int]:

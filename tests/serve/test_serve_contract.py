@@ -6,13 +6,11 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
-from arq.connections import ArqRedis
 from openai import AsyncOpenAI
 from openai.types.conversations import Message
-from serving import Serving, serve, stream_events, text_of
+from serving import Serving, stream_events, text_of
 
 from memora.offline_model import OfflineModel
-from memora.settings import Settings
 
 STREAM = (
     "response.created",
@@ -32,13 +30,6 @@ METADATA = {
     "memora_summary_version",
     "memora_context_tokens",
 }
-
-
-@pytest.fixture
-async def serving(settings: Settings, redis: ArqRedis) -> AsyncIterator[Serving]:  # noqa: ARG001  # empties the server
-    """The server under test."""
-    async with serve(settings) as running:
-        yield running
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "strict"])
