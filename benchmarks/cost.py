@@ -208,14 +208,19 @@ async def all_turns(way: Way, names: Sequence[str], at_once: int) -> None:
 
 
 async def paced(bench: Bench, ways: Sequence[str], rounds: int, effort: Effort) -> dict[str, list[float]]:
-    """Seconds to the first word with many conversations at once, each taking its turns without a pause."""
+    """Seconds to the first word with many conversations at once, each taking its turns without a pause.
+
+    The first round opens the connections of all ways and does not count.
+    """
     found: dict[str, list[float]] = {}
-    for number in range(rounds):
+    for number in range(-1, rounds):
         for name in ways:
             names = [f"{name}-{conversation}" for conversation in range(effort.conversations)]
-            if not number:
+            if number < 0:
                 await copies(bench.memora.storage.redis, "behind" if name == "inline" else "template", names)
-            found.setdefault(name, []).extend(await _paced_round(bench.ways[name], name, names, effort.paced_turns))
+            seconds = await _paced_round(bench.ways[name], name, names, effort.paced_turns)
+            if number >= 0:
+                found.setdefault(name, []).extend(seconds)
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import anyio
 
 from memora.core.conversation import MESSAGES_PER_TURN, Conversation, Message, Usage, check_text, is_blank
-from memora.core.tokens import DEFAULT_VOCABULARY, Calibration, count_text_tokens, vocabulary_for
+from memora.core.tokens import DEFAULT_VOCABULARY, Calibration, count_text_tokens, message_tokens, vocabulary_for
 from memora.core.window import Budget, Context, most_useful_messages, select_context, select_window
 from memora.errors import ContextLengthExceeded, ModelError, OutputUnusable, SettingsError
 from memora.llm import Emit, ModelClient, ModelReply
@@ -249,7 +249,7 @@ class ChatService:
             raise OutputUnusable(f"the model gave no answer ({reply.problem or 'it is empty'}): nothing was stored")
         budget = self._budget(options)
         vocabulary = None if budget.vocabulary == DEFAULT_VOCABULARY else budget.vocabulary
-        asked = count_text_tokens(context.message, budget.vocabulary)
+        asked = context.tokens.message - message_tokens(0)
         tokens = count_text_tokens(reply.text, budget.vocabulary)
         input_tokens = context.counted_input_tokens if reply.input_tokens is None else reply.input_tokens
         output_tokens = tokens if reply.output_tokens is None else reply.output_tokens

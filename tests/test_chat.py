@@ -159,7 +159,7 @@ class TestBudget:
             await say_all(memora, [f"My friend number {n} is called Ann{n} and lives in Taipei." for n in range(8)])
             assert isinstance(await memora.folds.fold(ID), Folded)
             stored = (await look(memora)).conversation.summary.text
-            result = await say(memora, largest("字", 210))
+            result = await say(memora, largest("字", 225))
             assert 0 < len(result.context.summary) < len(stored)
             assert stored.startswith(result.context.summary)
             check_request(answers(offline)[-1], result, await history_of(memora), await folds_of(memora), 400)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from memora.core.conversation import MESSAGES_PER_TURN, Conversation, Message, Summary, turns
@@ -122,7 +123,8 @@ class Context:
     @property
     def messages_sent(self) -> int:
         """Messages of the request: summary if any, tail, and the current one."""
-        return len(self.request.messages)
+        has_background = bool(self.summary) and not self.summary_in_instructions
+        return has_background + sum(not message.absent for message in self.tail) + 1
 
 
 def assemble(
@@ -218,7 +220,13 @@ def _too_long(message: str, most: int, budget: Budget) -> str:
 
 
 def _instruction_tokens(instructions: str, budget: Budget) -> int:
-    return message_tokens(count_text_tokens(instructions, budget.vocabulary)) if instructions else 0
+    return message_tokens(_counted_instructions(instructions, budget.vocabulary)) if instructions else 0
+
+
+@lru_cache(maxsize=16)
+def _counted_instructions(instructions: str, vocabulary: str) -> int:
+    """The same with nearly every turn. What belongs to one conversation is not kept like this."""
+    return count_text_tokens(instructions, vocabulary)
 
 
 def _summary_tokens(summary: str, budget: Budget) -> int:

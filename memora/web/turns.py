@@ -6,6 +6,7 @@ up. Must not know what a reply looks like.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -60,7 +61,7 @@ class RunningTurn:
         self._error: Exception | None = None
         self._is_over = False
         self._is_read = True
-        self._news: anyio.Event | None = None
+        self._news: asyncio.Event | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +150,8 @@ class RunningTurn:
             raise _stopping("The server is stopping, and the turn was not finished: send it again.")
 
     async def _wait(self) -> None:
-        self._news = anyio.Event()
+        # One for each piece: asyncio's own is made without asking which event loop runs.
+        self._news = asyncio.Event()
         await self._news.wait()
 
     def _tell(self) -> None:
