@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     fold_retry_seconds: Annotated[float, Field(ge=0.05, le=LONGEST_BACKOFF_SECONDS)] = Field(
         1.0, description="First back-off of a failed fold"
     )
-    worker_concurrency: int = Field(10, ge=1, le=1_000, description="Folds one worker runs at the same time")
+    worker_concurrency: int = Field(20, ge=1, le=1_000, description="Folds one worker runs at the same time")
     conversation_ttl: int | None = Field(
         None, ge=1, le=_CENTURY_SECONDS, description="Seconds after its last turn that a conversation is forgotten"
     )

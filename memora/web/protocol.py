@@ -19,6 +19,57 @@ HEAD_SECONDS: Final = 10.0
 MOST_HEAD_BYTES: Final = 65_536
 
 
+class _Together(asyncio.Transport):
+    """A transport that sends at once what is written in one turn of the event loop.
+
+    Sending wakes the client, which costs the sender most of what a small write costs: the head of a stream, its opening
+    and its first piece are one, and so are its ending and the end of its body.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._written: list[bytes | bytearray | memoryview] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send this soon."""
+        if not self._written:
+            self._loop.call_soon(self._send)
+        self._written.append(data)
+
+    def close(self) -> None:
+        """Close when everything is sent."""
+        self._send()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._written.clear()
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Whether it is closing or closed."""
+        return self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """What is known of the connection."""
+        return self._transport.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        """Receive no more for now."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Receive again."""
+        self._transport.resume_reading()
+
+    def _send(self) -> None:
+        written, self._written = self._written, []
+        if written and not self._transport.is_closing():
+            self._transport.write(written[0] if len(written) == 1 else b"".join(written))
+
+
 class Protocol(HttpToolsProtocol):
     """One connection; requests come one after the other."""
 
@@ -32,7 +83,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Wait for the first request, but not for ever."""
-        super().connection_made(transport)
+        super().connection_made(_Together(transport, self.loop))
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
