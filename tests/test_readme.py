@@ -26,7 +26,8 @@ TEST_COMMAND = "python3 -m venv .venv && .venv/bin/pip install uv && .venv/bin/u
 SERVER = "http://127.0.0.1:8000"
 LONG_RUNNING = {
     *(FIRST_COMMAND, TEST_COMMAND),
-    *("memora worker", "memora chat", "memora up", "memora loadtest --rate 20 --conversations 200 --duration 120"),
+    *("memora worker", "memora chat", "memora up"),
+    "memora loadtest --rate 20 --conversations 200 --duration 120 --workers 3",
     *(f"python benchmarks/{name}.py" for name in ("flat_cost", "cost", "economics", "growth")),
 }
 """Checked by tests of their own below, the second by CI, and the last by `test_benchmarks.py`."""
