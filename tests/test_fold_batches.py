@@ -12,6 +12,7 @@ from talk import worker_beside as folding
 
 from memora.bootstrap import Memora, open_memora
 from memora.core.conversation import Conversation
+from memora.fold import Folded
 from memora.fold_queue import QUEUE
 from memora.offline_model import OfflineModel
 from memora.picture import take_picture
@@ -98,7 +99,9 @@ async def test_the_budget_ends_a_batch_early(settings: Settings, redis: ArqRedis
         for number in range(12):
             result = await say(memora, f"{number}: {large}"[: max_input_tokens // 3])
             assert result.stats.gap_messages == 0
-            await memora.folds.fold(ID)
+            # A fold may need another behind it: its summary can be longer, and the window beside it smaller.
+            while isinstance(await memora.folds.fold(ID), Folded):
+                pass
         assert await count_of(memora) > 0
 
 
