@@ -47,7 +47,7 @@ from measuring import (
     process,
     show,
 )
-from ways import QUESTION, Bare, Engine, Inline, Observed, Thin, Way, copies, grow, remove, restore
+from ways import QUESTION, Bare, Engine, Inline, Observed, Thin, Way, caught_up, copies, grow, remove, restore
 
 from memora.bootstrap import Memora, open_memora
 from memora.cli.runner import event_loop
@@ -210,7 +210,8 @@ async def all_turns(way: Way, names: Sequence[str], at_once: int) -> None:
 async def paced(bench: Bench, ways: Sequence[str], rounds: int, effort: Effort) -> dict[str, list[float]]:
     """Seconds to the first word with many conversations at once, each taking its turns without a pause.
 
-    The first round opens the connections of all ways and does not count.
+    The first round opens the connections of all ways and does not count. Before each round the worker has come to the
+    end of the folds of the last one, so that no way is measured beside the folds of another.
     """
     found: dict[str, list[float]] = {}
     for number in range(-1, rounds):
@@ -218,6 +219,8 @@ async def paced(bench: Bench, ways: Sequence[str], rounds: int, effort: Effort) 
             names = [f"{name}-{conversation}" for conversation in range(effort.conversations)]
             if number < 0:
                 await copies(bench.memora.storage.redis, "behind" if name == "inline" else "template", names)
+            if name != "inline":
+                await caught_up(bench.memora)
             seconds = await _paced_round(bench.ways[name], name, names, effort.paced_turns)
             if number >= 0:
                 found.setdefault(name, []).extend(seconds)

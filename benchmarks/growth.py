@@ -27,7 +27,7 @@ from typing import Final
 import anyio
 from cost import all_turns
 from measuring import Report, Row, busy_seconds, clean_environment, endpoint, process, show, until
-from ways import Engine, copies, grow
+from ways import Engine, caught_up, copies, grow
 
 from memora.bootstrap import Memora, open_memora
 from memora.cli.runner import event_loop
@@ -111,15 +111,6 @@ async def fill(memora: Memora, template: Mapping[str, bytes], numbers: range) ->
             await pipe.execute()
     after = (await redis.info("memory"))["used_memory"]
     return float(after - before) / len(numbers)
-
-
-async def caught_up(memora: Memora) -> None:
-    """Wait until nothing is due any more."""
-
-    async def nothing_waits() -> bool:
-        return not await memora.storage.redis.exists("memora:{0}:pending", "memora:{0}:queue")
-
-    await until(nothing_waits)
 
 
 async def work(memora: Memora, size: int, turns: int) -> None:

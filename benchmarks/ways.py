@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 import openai
 from arq.connections import ArqRedis
 from endpoint import STAMP_DIGITS, SUMMARY
+from measuring import until
 
 from memora.bootstrap import Memora
 from memora.chat import ChatService
@@ -218,3 +219,12 @@ async def remove(redis: ArqRedis, names: Sequence[str]) -> None:
     keys = [f"memora:{{0}}:{name}:{part}" for name in names for part in parts]
     await redis.delete(*keys, "memora:{0}:pending", "memora:{0}:queue")
     await redis.zrem("memora:{0}:conversations", *names)
+
+
+async def caught_up(memora: Memora) -> None:
+    """Wait until nothing is due any more."""
+
+    async def nothing_waits() -> bool:
+        return not await memora.storage.redis.exists("memora:{0}:pending", "memora:{0}:queue")
+
+    await until(nothing_waits)
