@@ -214,6 +214,18 @@ def test_a_summary_may_have_been_counted_with_any_vocabulary() -> None:
         assert checks(found) == (set() if tokens in counts else {"tokens"})
 
 
+@pytest.mark.parametrize(("name", "spent"), [("fold_input_tokens", 14), ("fold_output_tokens", 6)])
+def test_folds_cost_what_their_trail_says_or_more(name: str, spent: int) -> None:
+    """Less is a finding with the sum of the trail as its repair; more is not, for folds that failed leave no entry."""
+    stored, history, trail = sound()
+    for counted, expected in ((spent + 1, []), (spent, []), (spent - 1, [(name, str(spent - 1), str(spent))])):
+        said = replace(stored, fields={**stored.fields, name: str(counted)})
+        found = audit_conversation(said, history, trail, CAP)
+        changes = [change for finding in found for change in finding.changes]
+        assert [(change.name, change.found, change.derived) for change in changes] == expected
+        assert checks(found) == ({"usage"} if expected else set())
+
+
 def test_an_engine_that_forgets_is_found() -> None:
     """Evicting, keeping only snapshots, and a file that cannot be written, each for itself."""
     assert audit_engine(Engine("noeviction", appends_only=True)) == []

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from memora.core.conversation import (
     Conversation,
     Message,
+    Role,
     Summary,
     Usage,
     check_id,
     check_text,
     is_blank,
+    pair_up,
     pending_messages,
     turns,
 )
@@ -152,6 +154,17 @@ def test_turns_join_to_the_messages(count: int) -> None:
     cut = turns(messages)
     assert [message for turn in cut for message in turn] == messages
     assert all([message.role for message in turn] == ["user", "assistant"] for turn in cut)
+
+
+@given(st.lists(st.sampled_from(["user", "assistant"]), max_size=20))
+def test_any_messages_are_paired_up_with_nothing_lost_and_no_more_added_than_is_needed(roles: list[Role]) -> None:
+    """User and reply take turns; what was there comes back in its order, and no turn consists of absent halves only."""
+    messages = [Message(role, str(number), 1) for number, role in enumerate(roles)]
+    paired = pair_up(messages)
+    assert [message for message in paired if not message.absent] == messages
+    assert all([message.role for message in turn] == ["user", "assistant"] for turn in turns(paired))
+    assert all(any(not message.absent for message in turn) for turn in turns(paired))
+    assert all((message.content, message.tokens) == ("", 0) for message in paired if message.absent)
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 20))
