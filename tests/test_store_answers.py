@@ -6,21 +6,26 @@ Redis does is in `test_store`.
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from arq.connections import ArqRedis
 from redis_view import all_keys, command, dump
-from turns import MOST_MESSAGES, WINDOW_MESSAGES, append_turns, fold_result, turn
+from turns import MOST_MESSAGES, WINDOW_MESSAGES, append_turns, fold_result, message, turn
 
 from memora.core.conversation import Conversation
-from memora.errors import ConversationDamaged, ConversationLocked
+from memora.errors import ConversationDamaged, ConversationLocked, MessageSummarized
 from memora.fold_queue import QUEUE, job_id
 from memora.store import (
     SWEEP_GRACE_MS,
     BegunTurn,
     Busy,
     CommitStatus,
+    Committed,
     ConversationStore,
     FoldSnapshot,
+    Rewound,
     StoredTurn,
 )
 
@@ -44,6 +49,18 @@ async def fold(store: ConversationStore, end: int, text: str = "a summary") -> N
         await snapshot_of(store), end, fold_result(text), fold_id=f"to-{end}", window_messages=WINDOW_MESSAGES
     )
     assert committed.status is CommitStatus.COMMITTED
+
+
+async def fail(store: ConversationStore, snapshot: FoldSnapshot, name: str, *, delay_seconds: float = 0.0) -> bool:
+    return await store.fail_fold(
+        snapshot,
+        fold_id=name,
+        reason="no luck",
+        rejected=False,
+        input_tokens=7,
+        output_tokens=3,
+        delay_seconds=delay_seconds,
+    )
 
 
 async def begin(
@@ -125,6 +142,47 @@ class TestBeginning:
         assert page.created_at == 0
         assert await store.set_metadata(ID, owner="", metadata={})
 
+    async def test_a_lock_says_how_long_it_lasts_at_most(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """What is left of the lease; its holder gets it again; a longer one, left by a clock set back, is cut down."""
+        await append_turns(store, ID, range(1))
+        assert isinstance(await begin(store, "first", lease_seconds=50.0), BegunTurn)
+        assert isinstance(await begin(store, "first", lease_seconds=50.0), BegunTurn)
+        busy = await begin(store, "second", lease_seconds=100.0)
+        assert isinstance(busy, Busy)
+        assert 40.0 < busy.seconds <= 50.0
+        busy = await begin(store, "second", lease_seconds=20.0)
+        assert isinstance(busy, Busy)
+        assert 10.0 < busy.seconds <= 20.0
+        assert 10_000 < await redis.pttl(key_of("lock")) <= 20_000
+
+    async def test_a_fingerprint_is_that_of_the_newest_turn_alone(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """Not of an earlier turn, not while another is being answered, and not where nothing was said yet."""
+        assert await store.create(ID, owner="", metadata={}) is not None
+        assert isinstance(await begin(store, "mine", fingerprint="f0"), BegunTurn)
+        await store.release_lock(ID, "mine")
+        for number in range(2):
+            conversation = await store.load(ID, MOST_MESSAGES)
+            marked = replace(message("user", f"question {number}"), details={"fingerprint": f"f{number}"})
+            await store.append(ID, replace(turn(conversation, number), user=marked))
+        found = await begin(store, "mine", fingerprint="f1")
+        assert isinstance(found, StoredTurn)
+        assert (found.position, found.user.content, found.assistant.content) == (2, "question 1", "answer 1")
+        assert not await redis.exists(key_of("lock"))
+        assert isinstance(await begin(store, "mine", fingerprint="f0"), BegunTurn)
+        assert isinstance(await begin(store, "other", fingerprint="f1"), Busy)
+
+    async def test_what_is_begun_from_is_what_is_loaded(self, store: ConversationStore) -> None:
+        """Taking the lock answers with the same conversation as loading without it, usage and tail included."""
+        await append_turns(store, ID, range(5))
+        await fold(store, 2)
+        begun = await begin(store, "mine")
+        assert isinstance(begun, BegunTurn)
+        assert begun.conversation == await store.load(ID, MOST_MESSAGES)
+        assert begun.created_at == (await store.inspect(ID, 2)).created_at
+        assert len(begun.conversation.tail) == 8
+
 
 class TestTakingBack:
     async def test_sent_again_it_finds_what_it_did(self, store: ConversationStore) -> None:
@@ -138,6 +196,110 @@ class TestTakingBack:
             with pytest.raises(ConversationLocked):
                 await store.remove_message(ID, generation, position, lock_token="mine")
         assert [m.absent async for m in store.messages(ID)] == [False, False, True, False, False, False]
+
+    async def test_its_place_and_its_reasons(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Behind the history there is none, under the summary it is too late; else the pending fold starts anew."""
+        await append_turns(store, ID, range(5))
+        await fold(store, 2)
+        generation = (await store.load(ID, 2)).generation
+        await redis.zadd(key_of("pending"), {ID: 1})
+        await begin(store, "mine")
+        assert not await store.remove_message(ID, generation, 10, lock_token="mine")
+        with pytest.raises(MessageSummarized):
+            await store.remove_message(ID, generation, 1, lock_token="mine")
+        assert (await store.load(ID, 2)).generation == generation
+        assert await store.remove_message(ID, generation, 2, lock_token="mine")
+        assert not await redis.exists(key_of("lock"))
+        assert await redis.zrange(QUEUE, 0, -1) == [job_id(ID, f"{generation}.1", 2).encode()]
+        due = (await store.inspect(ID, 2)).fold_due_at
+        assert due is not None
+        assert abs(due - await now_ms(redis) - SWEEP_GRACE_MS) < SWEEP_GRACE_MS / 2
+        await begin(store, "mine")
+        assert await store.remove_message(ID, generation, 9, lock_token="mine")
+        assert (await store.load(ID, 2)).generation == f"{generation}.2"
+
+    async def test_with_nothing_pending_no_fold_is_asked_for(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """A message of the window is taken back without a job."""
+        await append_turns(store, ID, range(2))
+        await begin(store, "mine")
+        assert await store.remove_message(ID, (await store.load(ID, 2)).generation, 0, lock_token="mine")
+        assert await redis.zcard(QUEUE) == 0
+        assert await redis.zcard(key_of("pending")) == 0
+
+
+class TestEvents:
+    async def test_each_says_what_happened_to_the_number(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """A turn, a fold that fails, one that is committed, one that lost, a message and a summary taken back."""
+        before = await now_ms(redis)
+        await append_turns(store, ID, range(5))
+        snapshot = await snapshot_of(store)
+        assert await fail(store, snapshot, "f1", delay_seconds=0.25)
+        await fold(store, 2)
+        lost = await store.commit_fold(snapshot, 4, fold_result(), fold_id="late", window_messages=WINDOW_MESSAGES)
+        assert lost == Committed(CommitStatus.STALE, 2, 1, 2)
+        await begin(store, "mine")
+        await store.remove_message(ID, snapshot.generation, 5, lock_token="mine")
+        assert await store.rewind(ID, 0) == Rewound(0, 1)
+        events = await store.events(ID, "0-0")
+        assert events
+        assert events.life == snapshot.generation
+        told = [json.loads(event.data) for event in events.events]
+        after = await now_ms(redis)
+        assert all(before <= event.pop("at") <= after for event in told)
+        numbers = {"message_count": 10, "summarized_message_count": 0, "pending_messages": 4}
+        assert told[4:] == [
+            {"type": "turn", **numbers},
+            {"type": "retry", "from": 0, "retry_in_ms": 250},
+            {"type": "fold", "from": 0, "to": 2, "version": 1, "summary_tokens": 2, "pending_messages": 2},
+            {"type": "conflict", "from": 0, "to": 4, "summarized_message_count": 2},
+            {"type": "removed", "position": 5},
+            {
+                "type": "rewound",
+                "version": 0,
+                "from_version": 1,
+                "summarized_message_count": 0,
+                "pending_messages": 4,
+            },
+        ]
+
+    async def test_they_can_be_read_from_any_point_in_pieces(self, store: ConversationStore) -> None:
+        """So many at once, those after a point only; from no point on, only which is the newest."""
+        await append_turns(store, ID, range(4))
+        everything = await store.events(ID, "0-0")
+        assert everything
+        assert len(everything.events) == 4
+        assert everything.newest == everything.events[-1].id
+        some = await store.events(ID, everything.events[0].id, most=2)
+        assert some
+        assert some.events == everything.events[1:3]
+        assert await store.events(ID, "") == replace(everything, events=())
+        assert await store.events("nobody", "") is None
+
+    async def test_one_that_was_evicted_comes_back_with_the_expiry_of_the_others(self, redis: ArqRedis) -> None:
+        """Whatever happens next to a conversation that expires, its events expire with it."""
+        store = ConversationStore(redis, ttl_seconds=100)
+        await append_turns(store, ID, range(5))
+        snapshot = await snapshot_of(store)
+
+        async def lose() -> None:
+            committed = await store.commit_fold(snapshot, 4, fold_result(), fold_id="late", window_messages=6)
+            assert committed.status is CommitStatus.STALE
+
+        async def take_back() -> None:
+            await begin(store, "mine")
+            assert await store.remove_message(ID, snapshot.generation, 5, lock_token="mine")
+
+        expires_at = await command(redis, "PEXPIRETIME", key_of("history"))
+        for happens in (
+            lambda: fail(store, snapshot, "f1"),
+            lambda: fold(store, 2),
+            lose,
+            take_back,
+            lambda: store.rewind(ID, 0),
+        ):
+            await redis.delete(key_of("events"))
+            await happens()
+            assert await command(redis, "PEXPIRETIME", key_of("events")) == expires_at
 
 
 class TestDeletion:
