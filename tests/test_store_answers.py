@@ -14,7 +14,7 @@ from arq.connections import ArqRedis
 from redis_view import all_keys, command, dump
 from turns import MOST_MESSAGES, WINDOW_MESSAGES, append_turns, fold_result, message, turn
 
-from memora.core.conversation import Conversation
+from memora.core.conversation import Conversation, Usage
 from memora.errors import ConversationDamaged, ConversationLocked, MessageSummarized
 from memora.fold_queue import QUEUE, job_id
 from memora.store import (
@@ -32,6 +32,8 @@ from memora.store import (
 ID = "talk-1"
 SHARED = ("conversations", "pending", "queue")
 TURN_IDS_KEPT = 64
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 
 
 def key_of(part: str) -> str:
@@ -81,6 +83,68 @@ async def now_ms(redis: ArqRedis) -> int:
     return int(seconds) * 1_000 + int(microseconds) // 1_000
 
 
+async def damage_of_loading(store: ConversationStore) -> str:
+    """The key that loading complains about; "" if it does not."""
+    try:
+        await store.load(ID, MOST_MESSAGES)
+    except ConversationDamaged as damaged:
+        return damaged.key
+    return ""
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(("digits", "is_damage"), [(15, False), (16, True)])
+    async def test_one_of_up_to_fifteen_digits_can_be_counted_with(
+        self, store: ConversationStore, redis: ArqRedis, digits: int, is_damage: bool
+    ) -> None:
+        """Longer ones would lose their last digits in a script."""
+        await append_turns(store, ID, range(1))
+        await command(redis, "HSET", key_of("summary"), "answer_input_tokens", "9" * digits)
+        assert await damage_of_loading(store) == (key_of("summary") if is_damage else "")
+        if not is_damage:
+            assert (await store.load(ID, 2)).usage.answer_input_tokens == 10**15 - 1
+
+    @pytest.mark.parametrize("field", ["message_count", "summarized_message_count", "version"])
+    async def test_three_of_them_must_be_there(self, store: ConversationStore, redis: ArqRedis, field: str) -> None:
+        """Without one of them nobody knows where a fold stands."""
+        await append_turns(store, ID, range(4))
+        await command(redis, "HDEL", key_of("summary"), field)
+        assert await damage_of_loading(store) == key_of("summary")
+
+    async def test_the_others_count_from_nothing(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """A counter that is not there yet, as in what an older version wrote, is zero."""
+        await append_turns(store, ID, range(4))
+        for counter in ("answer_input_tokens", "answer_output_tokens", "fold_input_tokens", "fold_output_tokens"):
+            await command(redis, "HDEL", key_of("summary"), counter)
+        await command(redis, "HDEL", key_of("summary"), "seen_summarized_message_count", "seen_fold_tokens")
+        assert (await store.load(ID, 2)).usage == Usage()
+        await fold(store, 2)
+        appended = await append_turns(store, ID, range(4, 5))
+        assert appended.usage == Usage(10, 5, 7, 3)
+        assert (appended.newly_summarized_messages, appended.summary_update_tokens) == (2, 10)
+
+    async def test_what_is_left_of_a_conversation_is_damage(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """A single message without a summary, or a summary without generation and messages, is no new conversation."""
+        await command(redis, "RPUSH", key_of("history"), "{}")
+        assert await damage_of_loading(store) == key_of("summary")
+        await redis.delete(key_of("history"))
+        assert await damage_of_loading(store) == ""
+        await command(redis, "HSET", key_of("summary"), "summary", "text")
+        assert await damage_of_loading(store) == key_of("summary")
+
+    @pytest.mark.parametrize(
+        ("count", "folded", "is_damage"), [(4, 4, False), (4, 0, False), (4, 6, True), (4, 3, True), (3, 2, True)]
+    )
+    async def test_a_summary_covers_whole_turns_that_are_there(
+        self, store: ConversationStore, redis: ArqRedis, count: int, folded: int, is_damage: bool
+    ) -> None:
+        """Never more than the history holds, never half a turn, and no history ends within one."""
+        await append_turns(store, ID, range(2))
+        await command(redis, "LTRIM", key_of("history"), 0, count - 1)
+        await command(redis, "HSET", key_of("summary"), "message_count", count, "summarized_message_count", folded)
+        assert await damage_of_loading(store) == (key_of("summary") if is_damage else "")
+
+
 class TestTurnsRemembered:
     async def test_the_oldest_turn_ids_go_first(self, store: ConversationStore, redis: ArqRedis) -> None:
         """The newest sixty-four turns are safe to send again; those before them are forgotten, oldest first."""
@@ -94,6 +158,16 @@ class TestTurnsRemembered:
 
 
 class TestTheOutbox:
+    async def test_a_job_is_early_by_an_hour_and_is_kept_for_a_day(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """Both counted from the moment at which it says it was enqueued: a script's clock stands still."""
+        await append_turns(store, ID, range(4))
+        job = job_id(ID, (await store.load(ID, 2)).generation, 0)
+        enqueued_at = json.loads(await redis.get(f"arq:job:{job}"))["et"]
+        assert await redis.zscore(QUEUE, job) == enqueued_at - HOUR_MS
+        assert await command(redis, "PEXPIRETIME", f"arq:job:{job}") == enqueued_at + DAY_MS
+
     async def test_after_a_turn_and_after_a_commit_the_sweep_gives_the_fold_its_time(
         self, store: ConversationStore, redis: ArqRedis
     ) -> None:
@@ -121,6 +195,7 @@ class TestTheOutbox:
         with pytest.raises(ConversationDamaged) as damaged:
             await store.sweep(most=100, again_seconds=5.0, lease_seconds=1.0)
         assert damaged.value.key == key_of(part)
+        assert "is a set, not a zset" in str(damaged.value)
         assert await dump(redis) == before
 
 
