@@ -157,6 +157,91 @@ class TestTurnsRemembered:
         assert (repeated.repeated, repeated.message_count) == (True, 2 * turns)
 
 
+class TestFoldsRemembered:
+    async def test_a_commit_that_is_repeated_answers_as_it_did(self, store: ConversationStore) -> None:
+        """Won or lost, the second answer is the first one with the counts of now, and nothing is counted twice."""
+        await append_turns(store, ID, range(6))
+        snapshot = await snapshot_of(store)
+
+        async def commit(name: str) -> Committed:
+            return await store.commit_fold(snapshot, 4, fold_result(), fold_id=name, window_messages=WINDOW_MESSAGES)
+
+        assert await commit("won") == await commit("won") == Committed(CommitStatus.COMMITTED, 4, 1, 2)
+        assert await commit("lost") == await commit("lost") == Committed(CommitStatus.STALE, 4, 1, 2)
+        await append_turns(store, ID, range(6, 7))
+        assert await commit("won") == Committed(CommitStatus.COMMITTED, 4, 1, 4)
+        assert await commit("lost") == Committed(CommitStatus.STALE, 4, 1, 4)
+        inspection = await store.inspect(ID, 2)
+        assert (inspection.conversation.usage.fold_tokens, inspection.fold_conflicts) == (20, 1)
+
+    async def test_a_failure_that_is_repeated_is_one(self, store: ConversationStore) -> None:
+        """Also when the count has moved in between: then there is nothing to try again, and never was a second try."""
+        await append_turns(store, ID, range(6))
+        snapshot = await snapshot_of(store)
+        assert await fail(store, snapshot, "f1")
+        assert await fail(store, snapshot, "f1")
+        assert (await store.inspect(ID, 2)).fold_failures == 1
+        await fold(store, 2)
+        assert not await fail(store, snapshot, "f1")
+        assert not await fail(store, snapshot, "f2")
+        assert not await fail(store, snapshot, "f2")
+        inspection = await store.inspect(ID, 2)
+        assert (inspection.fold_failures, inspection.conversation.usage.fold_tokens) == (0, 30)
+
+    async def test_eight_are_remembered(self, store: ConversationStore) -> None:
+        """The newest ones: a ninth makes the oldest a fold that was never heard of."""
+        await append_turns(store, ID, range(4))
+        snapshot = await snapshot_of(store)
+        for number in range(9):
+            await fail(store, snapshot, f"f{number}")
+        for number in range(8, 0, -1):
+            await fail(store, snapshot, f"f{number}")
+        assert (await store.inspect(ID, 2)).fold_failures == 9
+        await fail(store, snapshot, "f0")
+        assert (await store.inspect(ID, 2)).fold_failures == 10
+
+    async def test_no_name_is_taken_for_the_end_of_another(self, store: ConversationStore) -> None:
+        """A fold whose name ends like a remembered one is new."""
+        await append_turns(store, ID, range(4))
+        snapshot = await snapshot_of(store)
+        await fail(store, snapshot, "abc")
+        await fail(store, snapshot, "bc")
+        assert (await store.inspect(ID, 2)).fold_failures == 2
+
+
+class TestTheWindow:
+    async def test_it_grows_to_its_most_and_then_falls_back(self, store: ConversationStore) -> None:
+        """Between six and ten messages: five turns wait for nothing, the sixth makes three of them pending."""
+        for number in range(6):
+            conversation = await store.load(ID, MOST_MESSAGES)
+            appended = await store.append(ID, turn(conversation, number, most_window=10))
+            window = (await store.inspect(ID, 2)).window_messages
+            count = 2 * (number + 1)
+            assert (appended.pending_messages, window) == ((6, 6) if count == 12 else (0, max(6, count)))
+
+    async def test_the_rest_of_a_commit_is_what_the_last_turn_left_out(self, store: ConversationStore) -> None:
+        """A fold that found a larger window than the last turn does not leave more messages word for word."""
+        await append_turns(store, ID, range(4))
+        snapshot = await snapshot_of(store)
+        conversation = await store.load(ID, MOST_MESSAGES)
+        await store.append(ID, turn(conversation, 4, window=2))
+        committed = await store.commit_fold(
+            snapshot, 2, fold_result(), fold_id="f", window_messages=6, most_window_messages=10
+        )
+        assert committed == Committed(CommitStatus.COMMITTED, 2, 1, 6)
+        assert (await store.inspect(ID, 2)).window_messages == 2
+
+    async def test_a_fold_may_leave_a_batch_to_gather(self, store: ConversationStore) -> None:
+        """What is left over within the most a window may hold waits for no fold."""
+        await append_turns(store, ID, range(6))
+        committed = await store.commit_fold(
+            await snapshot_of(store), 2, fold_result(), fold_id="f", window_messages=6, most_window_messages=10
+        )
+        assert committed == Committed(CommitStatus.COMMITTED, 2, 1, 0)
+        inspection = await store.inspect(ID, 2)
+        assert (inspection.window_messages, inspection.fold_due_at) == (10, None)
+
+
 class TestTheOutbox:
     async def test_a_job_is_early_by_an_hour_and_is_kept_for_a_day(
         self, store: ConversationStore, redis: ArqRedis
