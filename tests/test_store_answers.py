@@ -7,6 +7,7 @@ Redis does is in `test_store`.
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -14,11 +15,12 @@ from arq.connections import ArqRedis
 from redis_view import all_keys, command, dump
 from turns import MOST_MESSAGES, WINDOW_MESSAGES, append_turns, fold_result, message, turn
 
-from memora.core.conversation import Conversation, Usage
+from memora.core.conversation import Conversation, Summary, Usage
 from memora.errors import ConversationDamaged, ConversationLocked, MessageSummarized
 from memora.fold_queue import QUEUE, job_id
 from memora.store import (
     SWEEP_GRACE_MS,
+    Appended,
     BegunTurn,
     Busy,
     CommitStatus,
@@ -157,6 +159,100 @@ class TestTurnsRemembered:
         assert (repeated.repeated, repeated.message_count) == (True, 2 * turns)
 
 
+Operation = Callable[[ConversationStore, FoldSnapshot], Awaitable[object]]
+
+
+async def append(store: ConversationStore, snapshot: FoldSnapshot) -> object:
+    return await store.append(ID, turn(Conversation(ID, snapshot.generation), "next"))
+
+
+async def commit(store: ConversationStore, snapshot: FoldSnapshot) -> object:
+    return await store.commit_fold(snapshot, 4, fold_result(), fold_id="next", window_messages=WINDOW_MESSAGES)
+
+
+OPERATIONS: dict[str, tuple[Operation, str]] = {
+    "append": (append, "history summary folds turns context conversations pending queue lock events"),
+    "load": (lambda store, _: store.load(ID, 2), "history summary"),
+    "load_fold": (lambda store, _: store.load_fold(ID, most_messages=2, window=2), "history summary"),
+    "commit_fold": (commit, "history summary folds pending queue events"),
+    "fail_fold": (lambda store, snapshot: fail(store, snapshot, "next"), "history summary pending events"),
+    "settle_fold": (lambda store, snapshot: store.settle_fold(ID, snapshot), "history summary"),
+    "begin_turn": (lambda store, _: begin(store, "mine"), "history summary turns lock"),
+    "remove_message": (
+        lambda store, snapshot: store.remove_message(ID, snapshot.generation, 9, lock_token="mine"),
+        "history summary pending queue lock events",
+    ),
+    "rewind": (lambda store, _: store.rewind(ID, 0), "history summary folds context pending queue events"),
+    "create": (lambda store, _: store.create(ID, owner="", metadata={}), "history summary conversations"),
+    "set_metadata": (lambda store, _: store.set_metadata(ID, owner="", metadata={}), "history summary conversations"),
+    "inspect": (lambda store, _: store.inspect(ID, 2), "history summary pending"),
+    "events": (lambda store, _: store.events(ID, "0-0"), "history summary events"),
+    "page": (lambda store, _: store.page(ID, 0, 2), "history summary"),
+    "last_context": (lambda store, _: store.last_context(ID), "history summary folds context"),
+    "sweep": (
+        lambda store, _: store.sweep(most=100, again_seconds=5.0, lease_seconds=1.0),
+        "conversations pending queue",
+    ),
+    "backlog": (lambda store, _: store.backlog(most=100), "pending queue"),
+}
+
+KINDS = {
+    **dict.fromkeys(("history", "folds"), "list"),
+    **dict.fromkeys(("turns", *SHARED), "zset"),
+    **dict.fromkeys(("context", "lock"), "string"),
+    "summary": "hash",
+    "events": "stream",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [(name, part) for name, (_, parts) in OPERATIONS.items() for part in parts.split()]
+)
+async def test_a_foreign_key_is_named_before_anything_is_written(
+    store: ConversationStore, redis: ArqRedis, name: str, part: str
+) -> None:
+    """Each operation looks at every key it reads or writes first, and changes nothing if one is of another type."""
+    await append_turns(store, ID, range(6))
+    await fold(store, 2)
+    snapshot = await snapshot_of(store)
+    await redis.zadd(key_of("pending"), {ID: 1, "gone": 1})
+    await redis.zadd(key_of("conversations"), {"gone": 1})
+    if name == "remove_message":
+        await begin(store, "mine")
+    await redis.delete(key_of(part))
+    await command(redis, "SADD", key_of(part), "foreign")
+    before = await dump(redis)
+    with pytest.raises(ConversationDamaged, match=f"is a set, not a {KINDS[part]}") as damaged:
+        await OPERATIONS[name][0](store, snapshot)
+    assert damaged.value.key == key_of(part)
+    assert await dump(redis) == before
+
+
+class TestAppending:
+    async def test_the_first_turn_begins_everything_at_zero(self, store: ConversationStore) -> None:
+        """One turn, nothing folded, nothing pending; whose it is and when it began is kept."""
+        first = replace(turn(Conversation(ID), 0), owner="ann")
+        assert await store.append(ID, first) == Appended(2, 0, 0, 0, 0, 0, Usage(10, 5))
+        inspection = await store.inspect(ID, 2)
+        assert (inspection.owner, inspection.created_at) == ("ann", inspection.updated_at)
+        assert (inspection.conversation.summary, inspection.window_messages) == (Summary(), WINDOW_MESSAGES)
+        await append_turns(store, "nobodys", range(1))
+        assert (await store.inspect("nobodys", 2)).owner == ""
+
+    async def test_each_turn_says_what_happened_since_the_one_before(self, store: ConversationStore) -> None:
+        """Messages and tokens of the folds in between, once; sent again, a turn has nothing new to say."""
+        assert await append_turns(store, ID, range(5)) == Appended(10, 0, 0, 4, 0, 0, Usage(50, 25))
+        await fold(store, 2)
+        await fail(store, await snapshot_of(store), "f1")
+        told = await append_turns(store, ID, range(5, 6))
+        assert told == Appended(12, 2, 1, 4, 2, 20, Usage(60, 30, 14, 6))
+        assert await append_turns(store, ID, range(6, 7)) == Appended(14, 2, 1, 6, 0, 0, Usage(70, 35, 14, 6))
+        await fold(store, 6)
+        again = await append_turns(store, ID, range(6, 7))
+        assert again == Appended(14, 6, 2, 2, 0, 0, Usage(70, 35, 21, 9), repeated=True)
+        assert await append_turns(store, ID, range(7, 8)) == Appended(16, 6, 2, 4, 4, 10, Usage(80, 40, 21, 9))
+
+
 class TestFoldsRemembered:
     async def test_a_commit_that_is_repeated_answers_as_it_did(self, store: ConversationStore) -> None:
         """Won or lost, the second answer is the first one with the counts of now, and nothing is counted twice."""
@@ -265,23 +361,6 @@ class TestTheOutbox:
             due = (await store.inspect(ID, 2)).fold_due_at
             assert due is not None
             assert abs(due - await now_ms(redis) - SWEEP_GRACE_MS) < SWEEP_GRACE_MS / 2
-
-    @pytest.mark.parametrize("part", SHARED)
-    async def test_a_damaged_list_is_named_by_the_sweep_before_it_writes(
-        self, store: ConversationStore, redis: ArqRedis, part: str
-    ) -> None:
-        """With one of its lists foreign, the sweep changes nothing in the others."""
-        await append_turns(store, ID, range(4))
-        await redis.zadd(key_of("pending"), {ID: 1, "gone": 1})
-        await redis.zadd(key_of("conversations"), {"gone": 1})
-        await redis.delete(key_of(part))
-        await command(redis, "SADD", key_of(part), "foreign")
-        before = await dump(redis)
-        with pytest.raises(ConversationDamaged) as damaged:
-            await store.sweep(most=100, again_seconds=5.0, lease_seconds=1.0)
-        assert damaged.value.key == key_of(part)
-        assert "is a set, not a zset" in str(damaged.value)
-        assert await dump(redis) == before
 
 
 class TestBeginning:
