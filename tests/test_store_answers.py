@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 from arq.connections import ArqRedis
+from polling import eventually
 from redis_view import all_keys, command, dump
 from turns import MOST_MESSAGES, WINDOW_MESSAGES, append_turns, fold_result, message, turn
 
@@ -32,6 +33,7 @@ from memora.store import (
 )
 
 ID = "talk-1"
+LASTING = ("history", "summary", "folds", "turns", "context", "events")
 SHARED = ("conversations", "pending", "queue")
 TURN_IDS_KEPT = 64
 HOUR_MS = 3_600_000
@@ -78,6 +80,16 @@ async def begin(
         fingerprint=fingerprint,
         most_messages=MOST_MESSAGES,
     )
+
+
+async def later(redis: ArqRedis) -> None:
+    """Wait until the clock of Redis has moved on, so that what comes next is newer."""
+    before = await now_ms(redis)
+
+    async def has_moved() -> bool:
+        return await now_ms(redis) > before
+
+    await eventually(has_moved)
 
 
 async def now_ms(redis: ArqRedis) -> int:
@@ -251,6 +263,105 @@ class TestAppending:
         again = await append_turns(store, ID, range(6, 7))
         assert again == Appended(14, 6, 2, 2, 0, 0, Usage(70, 35, 21, 9), repeated=True)
         assert await append_turns(store, ID, range(7, 8)) == Appended(16, 6, 2, 4, 4, 10, Usage(80, 40, 21, 9))
+
+    async def test_an_import_leaves_the_last_context_alone(self, store: ConversationStore) -> None:
+        """What was sent for the last answer is still that when a history is put behind it."""
+        await append_turns(store, ID, range(2))
+        conversation = await store.load(ID, MOST_MESSAGES)
+        sent = turn(conversation, 2)
+        await store.append(ID, sent)
+        await begin(store, "mine")
+        imported = await store.import_messages(
+            ID,
+            [message("user", "elsewhere"), message("assistant", "made")],
+            import_id="import-1",
+            generation=conversation.generation,
+            window_messages=WINDOW_MESSAGES,
+            lock_token="mine",
+        )
+        assert imported == Appended(8, 0, 0, 2, 0, 0, Usage(30, 15))
+        assert await store.last_context(ID) == sent.context
+        assert isinstance(await begin(store, "another"), BegunTurn)
+
+    async def test_a_context_from_before_a_rewind_is_not_kept(self, store: ConversationStore) -> None:
+        """Its summary version may be another's by now; the next turn's own is kept again."""
+        await append_turns(store, ID, range(4))
+        answering = await store.load(ID, MOST_MESSAGES)
+        await store.rewind(ID, 0)
+        await store.append(ID, turn(answering, 4))
+        assert await store.last_context(ID) is None
+        sent = turn(await store.load(ID, MOST_MESSAGES), 5)
+        await store.append(ID, sent)
+        assert await store.last_context(ID) == sent.context
+
+    async def test_the_last_active_conversation_is_the_first_of_all(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """Each turn puts its conversation in front."""
+        names = ["a", "b", "c"]
+        for name in (*names, "b", "a"):
+            seen = await store.conversation_ids()
+            await append_turns(store, name, range(len(seen), len(seen) + 1))
+            await later(redis)
+        assert await store.conversation_ids() == ["a", "b", "c"]
+
+    async def test_without_pending_messages_nothing_is_asked_for(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """A full window makes no job; the turn that pushes the first one out does."""
+        await append_turns(store, ID, range(3))
+        assert await redis.zcard(QUEUE) == await redis.zcard(key_of("pending")) == 0
+        await append_turns(store, ID, range(3, 4))
+        assert await redis.zcard(QUEUE) == await redis.zcard(key_of("pending")) == 1
+
+
+class TestLifetimes:
+    async def test_every_key_follows_the_last_turn(self, redis: ArqRedis) -> None:
+        """One expiry for all of them but the lock; none for any of them when the setting is taken away."""
+        expiring, lasting = ConversationStore(redis, ttl_seconds=100), ConversationStore(redis)
+        for store, is_expiring in ((lasting, False), (expiring, True), (lasting, False), (expiring, True)):
+            count = await command(redis, "LLEN", key_of("history")) // 2
+            await append_turns(store, ID, range(count, count + 4))
+            if not count:
+                await fold(store, 2)
+            found = {part: await command(redis, "PEXPIRETIME", key_of(part)) for part in LASTING}
+            field = await redis.hget(key_of("summary"), "expires_at")  # type: ignore[misc]  # annotated as sync and async at once
+            assert set(found.values()) == ({int(field)} if is_expiring else {-1})
+            assert (field is not None) == is_expiring
+
+    async def test_a_conversation_without_messages_expires_too(self, redis: ArqRedis) -> None:
+        """From the moment it was created on, and not later because its metadata changes."""
+        store = ConversationStore(redis, ttl_seconds=100)
+        created_at = await store.create(ID, owner="ann", metadata={})
+        assert created_at is not None
+        assert await store.set_metadata(ID, owner="ann", metadata={"topic": "cats"})
+        assert await command(redis, "PEXPIRETIME", key_of("summary")) == created_at + 100_000
+        assert await redis.hget(key_of("summary"), "expires_at") == b"%d" % (created_at + 100_000)  # type: ignore[misc]  # annotated as sync and async at once
+        await ConversationStore(redis).create("other", owner="", metadata={})
+        assert await command(redis, "PEXPIRETIME", "memora:{0}:other:summary") == -1
+
+
+class TestCreating:
+    async def test_it_begins_at_zero_and_once(self, store: ConversationStore) -> None:
+        """No message, no summary, no cost; a second time there is one already, and nothing of it changes."""
+        created_at = await store.create(ID, owner="ann", metadata={"topic": "cats"})
+        inspection = await store.inspect(ID, 2)
+        conversation = inspection.conversation
+        assert (conversation.message_count, conversation.summary, conversation.usage) == (0, Summary(), Usage())
+        assert (inspection.created_at, inspection.updated_at) == (created_at, created_at)
+        assert (inspection.owner, inspection.metadata) == ("ann", '{"topic":"cats"}')
+        assert await store.conversation_ids() == [ID]
+        assert await store.create(ID, owner="bea", metadata={}) is None
+        assert await store.inspect(ID, 2) == inspection
+
+    async def test_metadata_is_its_owners(self, store: ConversationStore) -> None:
+        """Nobody else replaces it, and where there is no conversation there is nothing to replace."""
+        await store.create(ID, owner="ann", metadata={"topic": "cats"})
+        assert not await store.set_metadata(ID, owner="bea", metadata={})
+        assert not await store.set_metadata(ID, owner="", metadata={})
+        assert not await store.set_metadata("nobody", owner="ann", metadata={})
+        assert await store.set_metadata(ID, owner="ann", metadata={"topic": "dogs"})
+        assert (await store.inspect(ID, 2)).metadata == '{"topic":"dogs"}'
 
 
 class TestFoldsRemembered:
