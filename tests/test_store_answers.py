@@ -492,6 +492,15 @@ class TestBeginning:
         assert page.created_at == 0
         assert await store.set_metadata(ID, owner="", metadata={})
 
+    async def test_a_new_conversation_is_begun_from_nothing(self, store: ConversationStore) -> None:
+        """If it may be begun at all; the lock is taken, and nothing else is there yet."""
+        assert await begin(store, "mine") is None
+        begun = await store.begin_turn(
+            ID, lock_token="mine", lease_seconds=100.0, turn_id="t", most_messages=MOST_MESSAGES, may_begin=True
+        )
+        assert begun == BegunTurn(Conversation(ID), 0)
+        assert await store.conversation_ids() == []
+
     async def test_a_lock_says_how_long_it_lasts_at_most(self, store: ConversationStore, redis: ArqRedis) -> None:
         """What is left of the lease; its holder gets it again; a longer one, left by a clock set back, is cut down."""
         await append_turns(store, ID, range(1))
