@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from arq.connections import ArqRedis
 from polling import eventually
-from redis_view import all_keys, command, dump
+from redis_view import all_keys, command, dump, places_of
 from turns import MOST_MESSAGES, WINDOW_MESSAGES, append_turns, fold_result, message, turn
 
 from memora.core.conversation import Conversation, Summary, Usage
@@ -28,8 +28,10 @@ from memora.store import (
     Committed,
     ConversationStore,
     FoldSnapshot,
+    NoSuchVersion,
     Rewound,
     StoredTurn,
+    Swept,
 )
 
 ID = "talk-1"
@@ -80,6 +82,10 @@ async def begin(
         fingerprint=fingerprint,
         most_messages=MOST_MESSAGES,
     )
+
+
+async def sweep(store: ConversationStore, *, most: int = 100) -> Swept:
+    return await store.sweep(most=most, again_seconds=5.0, lease_seconds=1.0)
 
 
 async def later(redis: ArqRedis) -> None:
@@ -472,6 +478,167 @@ class TestTheOutbox:
             due = (await store.inspect(ID, 2)).fold_due_at
             assert due is not None
             assert abs(due - await now_ms(redis) - SWEEP_GRACE_MS) < SWEEP_GRACE_MS / 2
+
+
+class TestSweeping:
+    async def test_so_many_at_a_time_the_longest_due_first(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """What a sweep does not get to is seen to by the next one."""
+        for due_at, name in enumerate(("b", "a", "c"), 1):
+            await append_turns(store, name, range(4))
+            await redis.zadd(key_of("pending"), {name: due_at})
+        before = await now_ms(redis)
+        assert await sweep(store, most=2) == Swept(2, 0, 0)
+        after = await now_ms(redis)
+        listed = dict(await redis.zrange(key_of("pending"), 0, -1, withscores=True))
+        assert listed.pop(b"c") == 3
+        assert set(listed) == {b"a", b"b"}
+        assert all(before <= due - 5_000 <= after for due in listed.values())
+        assert await sweep(store, most=2) == Swept(1, 0, 0)
+
+    async def test_after_the_clock_was_set_back_nothing_waits_for_it(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """What is due later than anything is ever put off is due now, and its job is not later than a new one."""
+        now = await now_ms(redis)
+        for name, due_in in (("far", 660_000), ("farther", 900_000), ("soon", 540_000)):
+            await append_turns(store, name, range(4))
+            await redis.zadd(key_of("pending"), {name: now + due_in})
+        generation = (await store.load("far", 2)).generation
+        job = job_id("far", generation, 0)
+        await redis.zadd(QUEUE, {job: now + 600_000})
+        assert await sweep(store, most=1) == Swept(1, 0, 0)
+        assert now <= await redis.zscore(QUEUE, job) + HOUR_MS <= await now_ms(redis)
+        assert await sweep(store, most=1) == Swept(1, 0, 0)
+        assert await sweep(store, most=1) == Swept(0, 0, 0)
+        assert await redis.zscore(key_of("pending"), "soon") == now + 540_000
+
+    async def test_what_is_gone_is_dropped_from_both_lists(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """The least active conversations are looked at first, so many at a time; those that are there stay."""
+        await append_turns(store, ID, range(4))
+        await redis.zadd(key_of("pending"), {"gone": 1, ID: 2})
+        await redis.zadd(key_of("conversations"), {"gone": 1, "lost": 2, "old": 3})
+        assert await sweep(store, most=2) == Swept(2, 0, 3)
+        assert await redis.zrange(key_of("pending"), 0, -1) == [ID.encode()]
+        assert await redis.zrange(key_of("conversations"), 0, -1) == [b"old", ID.encode()]
+        assert await sweep(store, most=2) == Swept(0, 0, 1)
+        assert await store.conversation_ids() == [ID]
+
+    async def test_a_lost_job_is_counted(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Each one that had to be enqueued again."""
+        for name in ("a", "b"):
+            await append_turns(store, name, range(4))
+            await redis.zadd(key_of("pending"), {name: 1})
+            await redis.delete("arq:job:" + job_id(name, (await store.load(name, 2)).generation, 0))
+        await redis.delete(QUEUE)
+        assert await sweep(store) == Swept(2, 2, 0)
+        assert await redis.zcard(QUEUE) == 2
+
+    async def test_names_that_are_no_text_go_so_many_at_a_time(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """The front of the queue is looked at; names that are text stay, whoever put them there."""
+        names = [b"\x80", b"plain", b"caf\xc3\xa9", b"\xff"]
+        await redis.zadd(QUEUE, {name: score for score, name in enumerate(names)})
+        await sweep(store, most=3)
+        assert await redis.zrange(QUEUE, 0, -1) == [b"plain", b"\xff"]
+
+
+class TestRewinding:
+    async def test_to_a_version(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Summary, tokens, count and trail are those of then; failures are forgotten, and the fold starts anew."""
+        await append_turns(store, ID, range(8))
+        for end, text in ((2, "one"), (4, "one two"), (6, "one two three")):
+            await fold(store, end, text)
+        await append_turns(store, ID, range(8, 9))
+        await fail(store, await snapshot_of(store), "f1")
+        old = await store.inspect(ID, 2)
+        old_job = job_id(ID, old.conversation.generation, 6)
+        await redis.set(f"arq:retry:{old_job}", 1)
+        before = await now_ms(redis)
+        assert await store.rewind(ID, 2) == Rewound(2, 3)
+        state = await store.inspect(ID, 2)
+        assert state.conversation.summary == Summary("one two", 4, 2, 2)
+        assert (state.fold_failures, state.last_fold_error) == (0, "")
+        assert before <= state.updated_at <= await now_ms(redis)
+        assert state.fold_due_at is not None
+        assert abs(state.fold_due_at - state.updated_at - SWEEP_GRACE_MS) < 1_000
+        assert [entry.version async for entry in store.folds(ID)] == [1, 2]
+        assert await places_of(redis, old_job) == []
+        generation = f"{old.conversation.generation}.1"
+        assert state.conversation.generation == generation
+        assert await redis.zrange(QUEUE, 0, -1) == [job_id(ID, generation, 4).encode()]
+        # The next turn says only what was folded since: the messages that wait again were told of before.
+        await fold(store, 8)
+        assert (await append_turns(store, ID, range(9, 10))).newly_summarized_messages == 4
+        assert await store.rewind(ID, 3) == Rewound(3, 3)
+        assert await store.rewind(ID, 4) == NoSuchVersion(4, 3)
+
+    async def test_with_nothing_left_to_fold_it_asks_for_nothing(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """Back to a version that covers all but the window, the conversation leaves the outbox."""
+        await append_turns(store, ID, range(4))
+        await fold(store, 2)
+        await redis.zadd(key_of("pending"), {ID: 1})
+        assert await store.rewind(ID, 1) == Rewound(1, 1)
+        assert await redis.zcard(key_of("pending")) == await redis.zcard(QUEUE) == 0
+
+    async def test_without_a_window_everything_waits(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """A conversation that does not say how large its window is keeps none."""
+        await append_turns(store, ID, range(2))
+        await command(redis, "HDEL", key_of("summary"), "window_messages")
+        await store.rewind(ID, 0)
+        events = await store.events(ID, "0-0")
+        assert events
+        assert json.loads(events.events[-1].data)["pending_messages"] == 4
+        assert await redis.zcard(QUEUE) == 1
+
+    @pytest.mark.parametrize(
+        ("changes", "is_damage"),
+        [
+            ({}, False),
+            ({"to": 8}, False),
+            ({"to": 10}, True),
+            ({"to": 3}, True),
+            ({"to": "4"}, True),
+            ({"summary": None}, True),
+            ({"summary_tokens": "2"}, True),
+            (None, True),
+        ],
+    )
+    async def test_it_goes_back_only_to_an_entry_it_can_read(
+        self, store: ConversationStore, redis: ArqRedis, changes: dict[str, object] | None, is_damage: bool
+    ) -> None:
+        """With whole turns that are there, a text and its tokens; otherwise the trail is named and nothing changes."""
+        await append_turns(store, ID, range(4))
+        await fold(store, 2)
+        raw = await command(redis, "LINDEX", key_of("folds"), 0)
+        await command(
+            redis, "LSET", key_of("folds"), 0, json.dumps(None if changes is None else json.loads(raw) | changes)
+        )
+        before = await dump(redis)
+        if is_damage:
+            with pytest.raises(ConversationDamaged) as damaged:
+                await store.rewind(ID, 1)
+            assert damaged.value.key == key_of("folds")
+            assert await dump(redis) == before
+        else:
+            assert await store.rewind(ID, 1) == Rewound(1, 1)
+
+    async def test_the_text_that_was_sent_stays_with_the_context_once(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """Taken from the trail when its version goes, kept through a second rewind, left alone while it is there."""
+        await append_turns(store, ID, range(6))
+        await fold(store, 2, "one")
+        await fold(store, 4, "two")
+        sent = turn(await store.load(ID, MOST_MESSAGES), 6)
+        await store.append(ID, sent)
+        record = await redis.get(key_of("context"))
+        await store.rewind(ID, 2)
+        assert await redis.get(key_of("context")) == record
+        for version in (1, 0):
+            await store.rewind(ID, version)
+            assert json.loads(await redis.get(key_of("context"))) == json.loads(record) | {"summary": "two"}
+            assert await store.last_context(ID) == sent.context
 
 
 class TestBeginning:
