@@ -17,7 +17,14 @@ from redis_view import all_keys, command, dump, places_of
 from turns import MOST_MESSAGES, WINDOW_MESSAGES, append_turns, fold_result, message, turn
 
 from memora.core.conversation import Conversation, Summary, Usage
-from memora.errors import ConversationDamaged, ConversationLocked, MessageSummarized
+from memora.errors import (
+    ConversationDamaged,
+    ConversationDeleted,
+    ConversationLocked,
+    ConversationNotFound,
+    MemoraError,
+    MessageSummarized,
+)
 from memora.fold_queue import QUEUE, job_id
 from memora.store import (
     SWEEP_GRACE_MS,
@@ -59,12 +66,14 @@ async def fold(store: ConversationStore, end: int, text: str = "a summary") -> N
     assert committed.status is CommitStatus.COMMITTED
 
 
-async def fail(store: ConversationStore, snapshot: FoldSnapshot, name: str, *, delay_seconds: float = 0.0) -> bool:
+async def fail(
+    store: ConversationStore, snapshot: FoldSnapshot, name: str, *, delay_seconds: float = 0.0, rejected: bool = False
+) -> bool:
     return await store.fail_fold(
         snapshot,
         fold_id=name,
         reason="no luck",
-        rejected=False,
+        rejected=rejected,
         input_tokens=7,
         output_tokens=3,
         delay_seconds=delay_seconds,
@@ -142,6 +151,29 @@ class TestNumbers:
         appended = await append_turns(store, ID, range(4, 5))
         assert appended.usage == Usage(10, 5, 7, 3)
         assert (appended.newly_summarized_messages, appended.summary_update_tokens) == (2, 10)
+
+    async def test_every_reader_takes_what_is_not_there_for_nothing(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """A summary hash with no more than it must have is read alike by a turn, a fold and whoever looks at it."""
+        await append_turns(store, ID, range(2))
+        fields = await redis.hkeys(key_of("summary"))  # type: ignore[misc]  # annotated as sync and async at once
+        needed = {b"message_count", b"summarized_message_count", b"version", b"generation"}
+        await command(redis, "HDEL", key_of("summary"), *(set(fields) - needed))
+        conversation = await store.load(ID, MOST_MESSAGES)
+        assert (conversation.summary, conversation.usage) == (Summary(), Usage())
+        begun = await begin(store, "mine")
+        assert begun == BegunTurn(conversation, 0)
+        snapshot = await snapshot_of(store)
+        assert (snapshot.summary, snapshot.failures, snapshot.rejections) == (Summary(), 0, 0)
+        assert snapshot.window_messages == WINDOW_MESSAGES
+        inspection = await store.inspect(ID, MOST_MESSAGES)
+        assert inspection.conversation == conversation
+        assert (inspection.created_at, inspection.updated_at, inspection.window_messages) == (0, 0, 0)
+        assert (inspection.fold_failures, inspection.fold_conflicts) == (0, 0)
+        page = await store.page(ID, 0, 2)
+        assert page
+        assert (page.created_at, page.owner, page.metadata) == (0, "", "")
 
     async def test_what_is_left_of_a_conversation_is_damage(self, store: ConversationStore, redis: ArqRedis) -> None:
         """A single message without a summary, or a summary without generation and messages, is no new conversation."""
@@ -368,6 +400,135 @@ class TestCreating:
         assert not await store.set_metadata("nobody", owner="ann", metadata={})
         assert await store.set_metadata(ID, owner="ann", metadata={"topic": "dogs"})
         assert (await store.inspect(ID, 2)).metadata == '{"topic":"dogs"}'
+
+
+class TestTails:
+    async def test_nothing_of_what_is_summarized_is_read_again(self, store: ConversationStore) -> None:
+        """With a tail shorter than asked for only the tail comes, and with none at all nothing."""
+        await append_turns(store, ID, range(4))
+        for end, tail in ((6, ["question 3", "answer 3"]), (8, [])):
+            await fold(store, end)
+            snapshot = await snapshot_of(store)
+            begun = await begin(store, "mine")
+            assert isinstance(begun, BegunTurn)
+            for read in (
+                (await store.load(ID, MOST_MESSAGES)).tail,
+                begun.conversation.tail,
+                snapshot.oldest,
+                snapshot.newest,
+                (await store.inspect(ID, MOST_MESSAGES)).conversation.tail,
+            ):
+                assert [m.content for m in read] == tail
+
+    async def test_no_more_is_read_than_is_asked_for(self, store: ConversationStore) -> None:
+        """The newest of the tail for an answer, its oldest for a fold, and none if none is wanted."""
+        await append_turns(store, ID, range(4))
+        assert [m.content for m in (await store.load(ID, 2)).tail] == ["question 3", "answer 3"]
+        assert (await store.load(ID, 0)).tail == ()
+        for most, window, oldest, newest in ((2, 4, 2, 4), (6, 2, 6, 2), (100, 100, 8, 8), (2, 0, 2, 0)):
+            snapshot = await store.load_fold(ID, most_messages=most, window=window)
+            assert snapshot is not None
+            assert (len(snapshot.oldest), len(snapshot.newest)) == (oldest, newest)
+            assert snapshot.oldest[0].content == "question 0"
+        inspection = await store.inspect(ID, 0, 2)
+        assert inspection.conversation.tail == ()
+        assert [m.content for m in inspection.newest] == ["question 3", "answer 3"]
+        assert (await store.inspect(ID, 2)).newest == ()
+
+    async def test_a_page_is_what_was_asked_for(self, store: ConversationStore) -> None:
+        """From the first position up to the last, as far as there are some; beyond, and backwards, there are none."""
+        await append_turns(store, ID, range(2))
+        for first, stop, contents in (
+            (0, 1, ["question 0"]),
+            (1, 3, ["answer 0", "question 1"]),
+            (3, 9, ["answer 1"]),
+            (4, 9, []),
+            (1, 1, []),
+            (1, 0, []),
+        ):
+            page = await store.page(ID, first, stop)
+            assert page
+            assert ([m.content for m in page.messages], page.first, page.message_count) == (contents, first, 4)
+            assert page.created_at == (await store.inspect(ID, 2)).created_at
+
+    async def test_where_there_is_none_there_is_nothing(self, store: ConversationStore) -> None:
+        """Every reader says so in its own way."""
+        assert await store.load(ID, MOST_MESSAGES) == Conversation(ID)
+        assert await store.load_fold(ID, most_messages=2, window=2) is None
+        assert await store.page(ID, 0, 2) is None
+        assert await store.events(ID, "0-0") is None
+        assert await store.last_context(ID) is None
+        assert await store.rewind(ID, 0) is None
+        with pytest.raises(ConversationNotFound):
+            await store.inspect(ID, 2)
+        for pages in (store.messages(ID), store.folds(ID)):
+            with pytest.raises(ConversationNotFound):
+                await anext(aiter(pages))
+
+
+class TestFoldsThatComeTooLate:
+    async def test_a_conversation_that_is_gone_tells_nothing(self, store: ConversationStore) -> None:
+        """Neither a commit nor a failure learns anything of the next life of the id."""
+        await append_turns(store, ID, range(4))
+        snapshot = await snapshot_of(store)
+        await store.delete(ID)
+        for _ in range(2):
+            committed = await store.commit_fold(snapshot, 2, fold_result(), fold_id="f", window_messages=6)
+            assert committed == Committed(CommitStatus.GONE, 0, 0, 0)
+            assert not await fail(store, snapshot, "f")
+            await append_turns(store, ID, range(6))
+
+    @pytest.mark.parametrize("end", [0, 2, 14])
+    async def test_a_fold_goes_forward_within_the_history(self, store: ConversationStore, end: int) -> None:
+        """One that would reach nothing new, or what is not there, is refused and changes nothing."""
+        await append_turns(store, ID, range(6))
+        await fold(store, 2)
+        before = await store.inspect(ID, MOST_MESSAGES)
+        with pytest.raises(MemoraError, match=f"cannot reach {end} of 12"):
+            await store.commit_fold(await snapshot_of(store), end, fold_result(), fold_id="f", window_messages=0)
+        assert await store.inspect(ID, MOST_MESSAGES) == before
+        await fold(store, 12)
+
+    async def test_a_trail_that_does_not_lead_to_the_summary_is_not_continued(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """A fold needs exactly the entries that the summary counts."""
+        await append_turns(store, ID, range(6))
+        await fold(store, 2)
+        await command(redis, "RPUSH", key_of("folds"), await command(redis, "LINDEX", key_of("folds"), 0))
+        before = await dump(redis)
+        with pytest.raises(ConversationDamaged, match=r"does not hold the 1 folds that .*:summary counts"):
+            await fold(store, 4)
+        assert await dump(redis) == before
+
+    async def test_a_commit_forgets_what_failed_before(self, store: ConversationStore) -> None:
+        """Failures and rejections count from the last commit on; the reason goes with them."""
+        await append_turns(store, ID, range(6))
+        await fail(store, await snapshot_of(store), "f1", rejected=True)
+        await fail(store, await snapshot_of(store), "f2")
+        snapshot = await snapshot_of(store)
+        assert (snapshot.failures, snapshot.rejections) == (2, 1)
+        await fold(store, 2)
+        snapshot = await snapshot_of(store)
+        assert (snapshot.failures, snapshot.rejections) == (0, 0)
+        assert (await store.inspect(ID, 2)).last_fold_error == ""
+
+    async def test_a_foreign_memory_of_folds_lets_none_in(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """What is remembered without a result that can be read counts as lost."""
+        await append_turns(store, ID, range(6))
+        await command(redis, "HSET", key_of("summary"), "recent_folds", "f=x")
+        committed = await store.commit_fold(
+            await snapshot_of(store), 2, fold_result(), fold_id="f", window_messages=WINDOW_MESSAGES
+        )
+        assert committed == Committed(CommitStatus.STALE, 0, 0, 6)
+
+    async def test_one_that_failed_is_not_committed_under_the_same_name(self, store: ConversationStore) -> None:
+        """Whoever was told of its failure would otherwise be told of its success as well."""
+        await append_turns(store, ID, range(4))
+        snapshot = await snapshot_of(store)
+        await fail(store, snapshot, "f1")
+        committed = await store.commit_fold(snapshot, 2, fold_result(), fold_id="f1", window_messages=WINDOW_MESSAGES)
+        assert committed == Committed(CommitStatus.STALE, 0, 0, 2)
 
 
 class TestFoldsRemembered:
@@ -744,6 +905,29 @@ class TestTakingBack:
         assert await store.remove_message(ID, generation, 9, lock_token="mine")
         assert (await store.load(ID, 2)).generation == f"{generation}.2"
 
+    async def test_a_message_of_another_life_is_not_taken_back(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Neither where there is no conversation any more nor where the id is used again."""
+        await append_turns(store, ID, range(2))
+        generation = (await store.load(ID, 2)).generation
+        await store.delete(ID)
+        with pytest.raises(ConversationDeleted):
+            await store.remove_message(ID, generation, 1, lock_token="mine")
+        await append_turns(store, ID, range(2))
+        await begin(store, "mine")
+        before = await dump(redis)
+        with pytest.raises(ConversationDeleted):
+            await store.remove_message(ID, generation, 1, lock_token="mine")
+        assert await dump(redis) == before
+
+    async def test_the_tries_of_the_former_fold_are_forgotten(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Nothing that arq knows of its job is left."""
+        await append_turns(store, ID, range(4))
+        generation = (await store.load(ID, 2)).generation
+        await redis.set(f"arq:retry:{job_id(ID, generation, 0)}", 1)
+        await begin(store, "mine")
+        assert await store.remove_message(ID, generation, 1, lock_token="mine")
+        assert await places_of(redis, job_id(ID, generation, 0)) == []
+
     async def test_with_nothing_pending_no_fold_is_asked_for(self, store: ConversationStore, redis: ArqRedis) -> None:
         """A message of the window is taken back without a job."""
         await append_turns(store, ID, range(2))
@@ -787,6 +971,26 @@ class TestEvents:
                 "pending_messages": 4,
             },
         ]
+
+    async def test_a_hint_names_the_conversation_and_what_it_was(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """On the channel of its shard, for those who watch: no content, no number."""
+        async with redis.pubsub() as watching:
+            await watching.subscribe("memora:{0}:events")
+            await append_turns(store, ID, range(4))
+            await fail(store, await snapshot_of(store), "f1")
+            await fold(store, 2)
+            await store.delete(ID)
+            hints: list[str] = []
+
+            async def is_told() -> bool:
+                told = await watching.get_message(ignore_subscribe_messages=True)
+                hints.extend([told["data"].decode()] if told else [])
+                return bool(hints) and hints[-1].endswith("deleted")
+
+            await eventually(is_told)
+        assert hints == [f"{ID} {what}" for what in (*["turn"] * 4, "retry", "fold", "deleted")]
 
     async def test_they_can_be_read_from_any_point_in_pieces(self, store: ConversationStore) -> None:
         """So many at once, those after a point only; from no point on, only which is the newest."""
@@ -842,6 +1046,43 @@ class TestDeletion:
         assert await all_keys(redis) == others
         generation = (await store.load("other", 2)).generation
         assert await redis.zrange(QUEUE, 0, -1) == [job_id("other", generation, 0).encode()]
+
+    @pytest.mark.parametrize("damage", [["generation"], ["summarized_message_count"]])
+    async def test_a_state_that_names_no_job_takes_its_job_along(
+        self, store: ConversationStore, redis: ArqRedis, damage: list[str]
+    ) -> None:
+        """With or without a history beside it, the queue is searched for it."""
+        for is_without_history in (False, True):
+            await append_turns(store, ID, range(4))
+            await command(redis, "HDEL", key_of("summary"), *damage)
+            if is_without_history:
+                await redis.delete(key_of("history"))
+            assert await store.delete(ID)
+            assert await all_keys(redis) == []
+
+    async def test_a_lock_and_whatever_arq_knows_of_the_job_goes_along(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """Also of one that is running and of one that is no longer in the queue."""
+        await append_turns(store, ID, range(4))
+        await begin(store, "mine")
+        job = job_id(ID, (await store.load(ID, 2)).generation, 0)
+        for prefix in ("arq:retry:", "arq:in-progress:", "arq:result:"):
+            await redis.set(prefix + job, 1)
+        await redis.delete(QUEUE)
+        assert await store.delete(ID)
+        assert await all_keys(redis) == []
+
+    @pytest.mark.parametrize("part", ["conversations", "pending"])
+    async def test_a_single_mention_is_something_to_delete(
+        self, store: ConversationStore, redis: ArqRedis, part: str
+    ) -> None:
+        """An id that is only listed; a foreign list is not this conversation's matter."""
+        await redis.zadd(key_of(part), {ID: 1})
+        assert await store.delete(ID)
+        assert not await store.delete(ID)
+        await command(redis, "SADD", key_of(part), "foreign")
+        assert not await store.delete(ID)
 
     async def test_what_was_never_there(self, store: ConversationStore, redis: ArqRedis) -> None:
         """Nothing to delete, nothing deleted: a job in the queue that only begins alike is not looked for."""
