@@ -641,6 +641,35 @@ class TestTheOutbox:
             assert abs(due - await now_ms(redis) - SWEEP_GRACE_MS) < SWEEP_GRACE_MS / 2
 
 
+class TestSettling:
+    async def test_only_what_has_not_changed_is_taken_off_the_list(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """A turn, a fold or another life since the fold looked, and it stays for the next one to look at."""
+        await append_turns(store, ID, range(4))
+        seen = await snapshot_of(store)
+
+        async def settles(snapshot: FoldSnapshot | None) -> bool:
+            await redis.zadd(key_of("pending"), {ID: 1})
+            settled = await store.settle_fold(ID, snapshot)
+            assert (await redis.zscore(key_of("pending"), ID) is None) == settled
+            return settled
+
+        assert await settles(seen)
+        await append_turns(store, ID, range(4, 5))
+        assert not await settles(seen)
+        assert not await settles(None)
+        seen = await snapshot_of(store)
+        await fold(store, 2)
+        assert not await settles(seen)
+        seen = await snapshot_of(store)
+        await store.rewind(ID, 1)
+        assert not await settles(seen)
+        await store.delete(ID)
+        assert await settles(seen)
+        assert await settles(None)
+
+
 class TestSweeping:
     async def test_so_many_at_a_time_the_longest_due_first(self, store: ConversationStore, redis: ArqRedis) -> None:
         """What a sweep does not get to is seen to by the next one."""
@@ -694,6 +723,19 @@ class TestSweeping:
         assert await sweep(store) == Swept(2, 2, 0)
         assert await redis.zcard(QUEUE) == 2
 
+    @pytest.mark.parametrize("field", ["generation", "summarized_message_count"])
+    async def test_one_without_a_state_is_only_put_off(
+        self, store: ConversationStore, redis: ArqRedis, field: str
+    ) -> None:
+        """Nobody could name its job; the others get theirs."""
+        for name in (ID, "other"):
+            await append_turns(store, name, range(4))
+            await redis.zadd(key_of("pending"), {name: 1})
+        await command(redis, "HDEL", key_of("summary"), field)
+        await redis.delete(QUEUE, *[key for key in await all_keys(redis) if key.startswith(b"arq:job:")])
+        assert await sweep(store) == Swept(2, 1, 0)
+        assert await sweep(store) == Swept(0, 0, 0)
+
     async def test_names_that_are_no_text_go_so_many_at_a_time(self, store: ConversationStore, redis: ArqRedis) -> None:
         """The front of the queue is looked at; names that are text stay, whoever put them there."""
         names = [b"\x80", b"plain", b"caf\xc3\xa9", b"\xff"]
@@ -709,7 +751,7 @@ class TestRewinding:
         for end, text in ((2, "one"), (4, "one two"), (6, "one two three")):
             await fold(store, end, text)
         await append_turns(store, ID, range(8, 9))
-        await fail(store, await snapshot_of(store), "f1")
+        await fail(store, await snapshot_of(store), "f1", rejected=True)
         old = await store.inspect(ID, 2)
         old_job = job_id(ID, old.conversation.generation, 6)
         await redis.set(f"arq:retry:{old_job}", 1)
@@ -717,7 +759,8 @@ class TestRewinding:
         assert await store.rewind(ID, 2) == Rewound(2, 3)
         state = await store.inspect(ID, 2)
         assert state.conversation.summary == Summary("one two", 4, 2, 2)
-        assert (state.fold_failures, state.last_fold_error) == (0, "")
+        snapshot = await snapshot_of(store)
+        assert (snapshot.failures, snapshot.rejections, state.last_fold_error) == (0, 0, "")
         assert before <= state.updated_at <= await now_ms(redis)
         assert state.fold_due_at is not None
         assert abs(state.fold_due_at - state.updated_at - SWEEP_GRACE_MS) < 1_000
@@ -731,6 +774,14 @@ class TestRewinding:
         assert (await append_turns(store, ID, range(9, 10))).newly_summarized_messages == 4
         assert await store.rewind(ID, 3) == Rewound(3, 3)
         assert await store.rewind(ID, 4) == NoSuchVersion(4, 3)
+
+    async def test_to_the_beginning(self, store: ConversationStore) -> None:
+        """No summary, no tokens, no count and no trail, as before the first fold."""
+        await append_turns(store, ID, range(4))
+        await fold(store, 2)
+        assert await store.rewind(ID, 0) == Rewound(0, 1)
+        assert (await store.load(ID, 2)).summary == Summary()
+        assert [entry async for entry in store.folds(ID)] == []
 
     async def test_with_nothing_left_to_fold_it_asks_for_nothing(
         self, store: ConversationStore, redis: ArqRedis
