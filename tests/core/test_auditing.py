@@ -25,6 +25,7 @@ from memora.core.auditing import (
     TrailScan,
     audit_conversation,
     audit_engine,
+    audit_job,
     scan_history,
     scan_trail,
     whole_number,
@@ -323,6 +324,26 @@ def test_faults_do_not_hide_each_other() -> None:
     assert checks(audit_conversation(foreign, history, trail, CAP)) == {"index", "keys"}
     nameless = replace(unlisted, fields={})
     assert checks(audit_conversation(nameless, history, trail, CAP)) == {"index", "keys"}
+
+
+def test_where_a_conversation_should_be_listed_is_named() -> None:
+    """The keys of its shard, for one that is there and not listed, and for one that is listed and gone."""
+    stored, history, trail = sound(6, (2,))
+    found = audit_conversation(replace(stored, indexed_at=None, due_at=None), history, trail, CAP)
+    lists = {"index": ("memora:{0}:conversations",), "outbox": ("memora:{0}:pending",)}
+    repairs = {"index": RepairKind.INDEX, "outbox": RepairKind.OUTBOX}
+    gone = StoredConversation("demo", "memora:{0}:", NOW, types={}, indexed_at=1.0, due_at=1.0)
+    for findings in (found, audit_conversation(gone, HistoryScan(), TrailScan(), CAP)):
+        assert {finding.check: finding.keys for finding in findings} == lists
+        assert {finding.check: finding.repair for finding in findings} == repairs
+
+
+def test_a_job_of_nobody_says_whose_it_was() -> None:
+    """A conversation that is gone, or one that has moved on; either way it can be removed."""
+    for is_gone, found in ((True, "there is no such conversation"), (False, "the conversation has moved on")):
+        finding = audit_job("demo", "arq:job:x", is_gone=is_gone)
+        assert (finding.conversation, finding.check, finding.found) == ("demo", "jobs", found)
+        assert (finding.keys, finding.repair) == (("arq:job:x",), RepairKind.JOB)
 
 
 @pytest.mark.parametrize(
