@@ -133,6 +133,10 @@ def test_equal_problems_are_counted_and_the_first_is_named() -> None:
     assert (finding.check, finding.expected) == ("tokens", "1 tokens by a recount")
     assert finding.found == "message 0 says 99 (and 11 more like it)"
     assert finding.keys == ("memora:{0}:demo:history",)
+    for wrong, more in ((1, ""), (2, " (and 1 more like it)")):
+        history = scan_history(HistoryScan(), [message(n, tokens=99 if n < wrong else 1) for n in range(12)])
+        (finding,) = audit_conversation(stored, history, trail, CAP)
+        assert finding.found == "message 0 says 99" + more
 
 
 @given(
@@ -326,6 +330,36 @@ def test_faults_do_not_hide_each_other() -> None:
     assert checks(audit_conversation(nameless, history, trail, CAP)) == {"index", "keys"}
 
 
+def test_half_a_turn_is_named() -> None:
+    """A history is made of whole turns, whatever its counter says."""
+    stored, history, trail = sound()
+    half = replace(stored, history_length=11, fields={**stored.fields, "message_count": "11"})
+    found = {finding.check: finding for finding in audit_conversation(half, history, trail, CAP)}
+    assert (found["history"].expected, found["history"].found) == ("whole turns", "11 messages")
+
+
+def test_the_lifetimes_of_foreign_keys_are_not_judged() -> None:
+    """A summary of another type does not say when anything expires."""
+    stored, history, trail = sound()
+    foreign = replace(
+        stored,
+        types={**stored.types, "summary": "set"},
+        expiries=dict.fromkeys(stored.types, 2_000_000),
+        fields={},
+    )
+    assert checks(audit_conversation(foreign, history, trail, CAP)) == {"keys"}
+
+
+def test_what_stands_there_instead_is_shown_cut_short() -> None:
+    """A finding is a line, not a dump."""
+    entries = (entry(1, 0, 2, "a"), json.dumps(json.loads(entry(2, 2, 6, "b")) | {"unfolded": [9] * 60}).encode())
+    assert trail_problem(*entries) == f"for {(9,) * 60}"[:80]
+    stored, history, trail = sound()
+    said = replace(stored, fields={**stored.fields, "updated_at": "x" * 60})
+    (finding,) = audit_conversation(said, history, trail, CAP)
+    assert finding.found == "'" + "x" * 39
+
+
 def test_where_a_conversation_should_be_listed_is_named() -> None:
     """The keys of its shard, for one that is there and not listed, and for one that is listed and gone."""
     stored, history, trail = sound(6, (2,))
@@ -439,6 +473,11 @@ def test_counters_are_not_derived_from_lists_that_prove_nothing() -> None:
     (finding,) = audit_conversation(wrong, history, trail, CAP)
     assert finding.repair is RepairKind.COUNTERS
     assert (finding.expected, finding.found) == ("version 2, by the folds", "9")
+    assert finding.keys == ("memora:{0}:demo:summary", "memora:{0}:demo:folds")
+    stored, history, trail = sound(3, (6,))
+    whole = replace(stored, fields={**stored.fields, "message_count": "8"})
+    (finding,) = audit_conversation(whole, history, trail, CAP)
+    assert (finding.repair, finding.keys[1:]) == (RepairKind.COUNTERS, ("memora:{0}:demo:history",))
 
 
 @pytest.mark.parametrize(

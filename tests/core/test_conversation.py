@@ -177,6 +177,12 @@ def test_pending_window_and_summarized_cover_the_history(count: int, summarized:
     assert pending == 0 or count - summarized - pending == window
 
 
+def test_what_is_not_said_is_nothing() -> None:
+    """A message that is not stored yet, a conversation without a summary, and nothing spent, all count from zero."""
+    assert Message("user", "hi", 1) == Message("user", "hi", 1, 0, None, None, None, False, None)
+    assert Conversation("a") == Conversation("a", "", 0, Summary("", 0, 0, 0), (), Usage(0, 0, 0, 0))
+
+
 def test_a_conversation_exists_from_its_first_turn_on() -> None:
     """Without a generation there is nothing, and nothing is not covered by the summary."""
     assert not Conversation("a").exists
