@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +75,13 @@ def test_an_id_outside_the_form_is_refused_in_one_short_line(conversation_id: st
     assert line.isprintable()
     assert len(line) < 400
     assert isinstance(refused.value, CallerError)
+
+
+@pytest.mark.parametrize(("length", "shown"), [(40, "." * 40), (41, "." * 40 + "…")])
+def test_an_id_is_shown_up_to_forty_characters(length: int, shown: str) -> None:
+    """A longer one is cut, and the mark at its end says so."""
+    with pytest.raises(InvalidId, match=f"conversation id '{re.escape(shown)}' is not allowed"):
+        check_id("." * length)
 
 
 @pytest.mark.parametrize(
