@@ -11,7 +11,7 @@ from any_text import said, texts
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from memora.core.conversation import Message, Summary
+from memora.core.conversation import Message, Summary, absent_message
 from memora.core.folding import (
     SMALLEST_ROOM_TOKENS,
     TRIES_PER_SIZE,
@@ -181,6 +181,31 @@ def test_the_sizes_of_a_failing_fold() -> None:
         *[(2, 2, False)] * 2,
         *[(2, 2, True)] * 2,
     ]
+
+
+def test_the_last_try_of_a_message_that_never_fitted_comes_two_failures_later() -> None:
+    """Cut into pieces from the beginning, it has no smaller folds to go through before it is given up."""
+    pending = work(["word " * 9_000, "ok"])
+    plans = [must_plan(replace(pending, failures=failures), LIMITS) for failures in range(6)]
+    assert [plan.last_try for plan in plans] == [*[False] * 2 * TRIES_PER_SIZE, True, True]
+    assert plans[0].steps[0].pieces[0].parts == len(plans[0].steps) - 1 > 1
+
+
+def test_nothing_has_failed_until_it_is_said() -> None:
+    """Work is planned as a first try."""
+    assert FoldWork("a", "g", Summary(), ()) == FoldWork("a", "g", Summary(), (), failures=0, rejections=0)
+
+
+def test_an_absent_message_keeps_its_place_and_is_not_shown() -> None:
+    """In one step and in pieces alike; a turn of which nothing is there needs no step."""
+    hello = Message("assistant", "hello", 1)
+    half = (absent_message("user"), hello)
+    for failures, count in ((0, 4), (6, 2)):
+        plan = must_plan(FoldWork("a", "g", Summary("", 2), (*half, *half), failures), LIMITS)
+        assert (plan.start, plan.end) == (2, 2 + count)
+        assert shown(plan) == dict.fromkeys(range(3, 3 + count, 2), "hello")
+    nothing = must_plan(FoldWork("a", "g", Summary(), (absent_message("user"), absent_message("assistant"))), LIMITS)
+    assert (nothing.start, nothing.end, nothing.steps) == (0, 2, ())
 
 
 def test_the_pieces_of_a_failing_message_get_smaller() -> None:
