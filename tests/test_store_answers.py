@@ -617,6 +617,17 @@ class TestTheWindow:
 
 
 class TestTheOutbox:
+    @pytest.mark.parametrize("kind", ["job", "result"])
+    async def test_a_job_that_arq_still_knows_is_not_asked_for_again(
+        self, store: ConversationStore, redis: ArqRedis, kind: str
+    ) -> None:
+        """As arq itself, which refuses a name that waits or whose result is kept."""
+        await append_turns(store, ID, range(3))
+        await redis.set(f"arq:{kind}:{job_id(ID, (await store.load(ID, 2)).generation, 0)}", "kept")
+        await append_turns(store, ID, range(3, 4))
+        assert await redis.zcard(QUEUE) == 0
+        assert await redis.zcard(key_of("pending")) == 1
+
     async def test_a_job_is_early_by_an_hour_and_is_kept_for_a_day(
         self, store: ConversationStore, redis: ArqRedis
     ) -> None:
