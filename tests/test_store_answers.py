@@ -586,12 +586,15 @@ class TestFoldsRemembered:
 class TestTheWindow:
     async def test_it_grows_to_its_most_and_then_falls_back(self, store: ConversationStore) -> None:
         """Between six and ten messages: five turns wait for nothing, the sixth makes three of them pending."""
-        for number in range(6):
+
+        async def grows(number: int) -> tuple[int, int]:
             conversation = await store.load(ID, MOST_MESSAGES)
             appended = await store.append(ID, turn(conversation, number, most_window=10))
-            window = (await store.inspect(ID, 2)).window_messages
-            count = 2 * (number + 1)
-            assert (appended.pending_messages, window) == ((6, 6) if count == 12 else (0, max(6, count)))
+            return (await store.inspect(ID, 2)).window_messages, appended.pending_messages
+
+        assert [await grows(number) for number in range(6)] == [(6, 0), (6, 0), (6, 0), (8, 0), (10, 0), (6, 6)]
+        await fold(store, 6)
+        assert [await grows(number) for number in range(6, 9)] == [(8, 0), (10, 0), (6, 6)]
 
     async def test_the_rest_of_a_commit_is_what_the_last_turn_left_out(self, store: ConversationStore) -> None:
         """A fold that found a larger window than the last turn does not leave more messages word for word."""
