@@ -367,6 +367,23 @@ class TestLifetimes:
             assert set(found.values()) == ({int(field)} if is_expiring else {-1})
             assert (field is not None) == is_expiring
 
+    async def test_a_context_follows_an_import_as_well(self, redis: ArqRedis) -> None:
+        """An import writes none of its own, and the one that is there lives as long as the rest."""
+        expiring, lasting = ConversationStore(redis, ttl_seconds=100), ConversationStore(redis)
+        await append_turns(expiring, ID, range(1))
+        for number, store in enumerate((lasting, expiring)):
+            await store.import_messages(
+                ID,
+                [message("user", "elsewhere"), message("assistant", "made")],
+                import_id=f"import-{number}",
+                generation=(await store.load(ID, 2)).generation,
+                window_messages=WINDOW_MESSAGES,
+                lock_token="",
+            )
+            found = {await command(redis, "PEXPIRETIME", key_of(part)) for part in LASTING if part != "folds"}
+            assert len(found) == 1
+            assert (found == {-1}) == (store is lasting)
+
     async def test_a_conversation_without_messages_expires_too(self, redis: ArqRedis) -> None:
         """From the moment it was created on, and not later because its metadata changes."""
         store = ConversationStore(redis, ttl_seconds=100)
