@@ -389,3 +389,26 @@ def test_what_is_not_asked_for_is_off() -> None:
     assert Budget(1_000, 3, 300).most_recent_turns == 3
     assert Budget(1_000, 3, 300, fold_batch_turns=4).most_recent_turns == 6
     assert ContextTokens().total == 3
+
+
+def test_the_budget_is_used_to_the_last_token() -> None:
+    """A message that fits exactly is sent, and so are a summary that does and the beginning of one that does not."""
+    message, summary = "word" + " word" * 20, "word" + " word" * 50
+    alone = request_tokens("Be brief.", [("user", message)])
+    select_context(conversation([]), "Be brief.", message, replace(BUDGET, max_input_tokens=alone))
+    with pytest.raises(ContextLengthExceeded, match="the message has 104 characters, more than the 20 tokens"):
+        select_context(conversation([]), "Be brief.", message, replace(BUDGET, max_input_tokens=alone - 1))
+
+    stored = replace(conversation([]), message_count=2, summary=Summary(summary, 2, 1))
+    whole = alone + message_tokens(count_text_tokens(summary_message(summary)))
+    for most, words in ((whole, 51), (whole - 1, 50), (whole - 20, 31)):
+        context = select_context(stored, "Be brief.", message, replace(BUDGET, max_input_tokens=most))
+        assert (context.tokens.total, len(context.summary.split())) == (most, words)
+
+
+def test_instructions_are_to_blame_if_they_leave_room_for_nothing() -> None:
+    """With a single token left, it is the message that is too long."""
+    empty = request_tokens("Be brief.", [("user", "")])
+    for most, words in ((empty - 1, "MEMORA_INSTRUCTIONS"), (empty, "MEMORA_INSTRUCTIONS"), (empty + 1, "1 tokens")):
+        with pytest.raises(ContextLengthExceeded, match=words):
+            select_context(conversation([]), "Be brief.", "two words", replace(BUDGET, max_input_tokens=most))
