@@ -21,7 +21,7 @@ from memora.core.folding import (
     backoff_seconds,
     plan_fold,
 )
-from memora.core.prompts import fold_request
+from memora.core.prompts import as_data, fold_request
 from memora.core.quality_gate import SummaryCap
 from memora.core.tokens import count_text_tokens, request_tokens
 
@@ -189,6 +189,16 @@ def test_the_last_try_of_a_message_that_never_fitted_comes_two_failures_later() 
     plans = [must_plan(replace(pending, failures=failures), LIMITS) for failures in range(6)]
     assert [plan.last_try for plan in plans] == [*[False] * 2 * TRIES_PER_SIZE, True, True]
     assert plans[0].steps[0].pieces[0].parts == len(plans[0].steps) - 1 > 1
+
+
+def test_a_turn_that_fits_exactly_is_shown_whole() -> None:
+    """With twenty-four tokens for what surrounds each message; one token less, and it comes in pieces."""
+    pending = work(["word " * 200, "word " * 100])
+    empty = fold_request("", (), max_words=CAP.max_words, max_tokens=CAP.max_tokens)
+    around = request_tokens(empty.instructions, empty.messages)
+    exact = around + sum(count_text_tokens(as_data(message.content)) + 24 for message in pending.messages)
+    assert len(must_plan(pending, FoldLimits(exact, CAP)).steps) == 1
+    assert len(must_plan(pending, FoldLimits(exact - 1, CAP)).steps) > 1
 
 
 def test_nothing_has_failed_until_it_is_said() -> None:

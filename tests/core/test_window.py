@@ -406,6 +406,16 @@ def test_the_budget_is_used_to_the_last_token() -> None:
         assert (context.tokens.total, len(context.summary.split())) == (most, words)
 
 
+def test_a_turn_that_fits_exactly_is_sent() -> None:
+    """One token less, and it is a gap."""
+    stored = conversation([("an older question", "and its answer"), ("question", "answer")])
+    newest = sum(message_tokens(message.tokens) for message in stored.tail[2:])
+    exact = request_tokens("", [("user", "hi")]) + newest
+    for most, sent in ((exact, 2), (exact - 1, 0)):
+        context = select_context(stored, "", "hi", replace(BUDGET, max_input_tokens=most))
+        assert (len(context.tail), context.gap_messages) == (sent, 4 - sent)
+
+
 def test_instructions_are_to_blame_if_they_leave_room_for_nothing() -> None:
     """With a single token left, it is the message that is too long."""
     empty = request_tokens("Be brief.", [("user", "")])
