@@ -29,11 +29,13 @@ from memora.fold_queue import QUEUE, job_id
 from memora.store import (
     SWEEP_GRACE_MS,
     Appended,
+    Backlog,
     BegunTurn,
     Busy,
     CommitStatus,
     Committed,
     ConversationStore,
+    Fold,
     FoldSnapshot,
     NoSuchVersion,
     Rewound,
@@ -701,6 +703,75 @@ class TestSettling:
         assert await settles(None)
 
 
+class TestTheTrail:
+    async def test_an_entry_says_how_the_fold_was_made(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Its messages, summary, model, cost and time; notes only where there are some."""
+        await append_turns(store, ID, range(6))
+        noted = replace(fold_result("one two"), notes=("shortened",), unfolded=(1,), duration_seconds=0.12345)
+        for end, result in ((2, noted), (4, fold_result("three"))):
+            await store.commit_fold(await snapshot_of(store), end, result, fold_id=f"to-{end}", window_messages=6)
+        first, second = [entry async for entry in store.folds(ID)]
+        assert replace(first, at=0) == Fold(1, 0, 2, "one two", "some-model", 7, 3, 0.123, 0, ("shortened",), (1,))
+        assert replace(second, at=0) == Fold(2, 2, 4, "three", "some-model", 7, 3, 0.25, 0)
+        names = [set(json.loads(raw)) for raw in await command(redis, "LRANGE", key_of("folds"), 0, -1)]
+        assert names[0] - names[1] == {"notes", "unfolded"}
+
+    async def test_a_failure_says_why_in_a_line(self, store: ConversationStore) -> None:
+        """Up to two hundred characters, and when it is tried again to the millisecond."""
+        await append_turns(store, ID, range(4))
+        snapshot, spent = await snapshot_of(store), {"input_tokens": 7, "output_tokens": 3}
+        assert await store.fail_fold(
+            snapshot, fold_id="f", reason="x" * 300, rejected=False, delay_seconds=60.0, **spent
+        )
+        assert (await store.inspect(ID, 2)).last_fold_error == "x" * 200
+        events = await store.events(ID, "0-0")
+        assert events
+        assert json.loads(events.events[-1].data)["retry_in_ms"] == 60_000
+
+
+class TestTheLock:
+    async def test_its_holder_alone_keeps_it_and_gives_it_back(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """For as long as is asked for; anybody else changes nothing, and one that ran out cannot be kept."""
+        await append_turns(store, ID, range(1))
+        await begin(store, "mine", lease_seconds=10.0)
+        assert not await store.renew_lock(ID, "another", 100.0)
+        await store.release_lock(ID, "another")
+        assert 0 < await redis.pttl(key_of("lock")) <= 10_000
+        assert await store.renew_lock(ID, "mine", 50.0)
+        assert 40_000 < await redis.pttl(key_of("lock")) <= 50_000
+        await store.release_lock(ID, "mine")
+        assert not await redis.exists(key_of("lock"))
+        assert not await store.renew_lock(ID, "mine", 50.0)
+
+
+class TestTheBacklog:
+    async def test_it_is_what_waits(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Conversations, jobs, messages, and since when; nothing at all where nothing waits."""
+        assert await store.backlog(most=100) == Backlog(0, 0, 0, 0.0)
+        for name, turns in (("a", 5), ("b", 4), ("c", 3)):
+            await append_turns(store, name, range(turns))
+        pushed_out = await command(redis, "LINDEX", "memora:{0}:a:history", 6)
+        before = await now_ms(redis)
+        backlog = await store.backlog(most=100)
+        assert (backlog.conversations, backlog.queued_jobs, backlog.messages) == (2, 2, 4 + 2)
+        waited_ms = before - json.loads(pushed_out)["at"]
+        assert waited_ms <= backlog.seconds * 1_000 <= waited_ms + 1_000
+
+    async def test_it_is_looked_into_as_far_as_is_asked_for(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Those due longest first; what cannot be read is passed over and counted as a conversation that waits."""
+        for due_at, (name, turns) in enumerate((("a", 5), ("b", 4), ("c", 8), ("d", 9)), 1):
+            await append_turns(store, name, range(turns))
+            await redis.zadd(key_of("pending"), {name: due_at})
+        assert (await store.backlog(most=2)).messages == 4 + 2
+        await redis.set("memora:{0}:a:history", "foreign")
+        await command(redis, "HDEL", "memora:{0}:b:summary", "message_count")
+        backlog = await store.backlog(most=3)
+        assert (backlog.conversations, backlog.messages) == (4, 10)
+        await append_turns(store, "e", range(1))
+        await redis.zadd(key_of("pending"), {"e": 0})
+        assert (await store.backlog(most=4)).messages == 10
+
+
 class TestSweeping:
     async def test_so_many_at_a_time_the_longest_due_first(self, store: ConversationStore, redis: ArqRedis) -> None:
         """What a sweep does not get to is seen to by the next one."""
@@ -965,6 +1036,9 @@ class TestTakingBack:
             with pytest.raises(ConversationLocked):
                 await store.remove_message(ID, generation, position, lock_token="mine")
         assert [m.absent async for m in store.messages(ID)] == [False, False, True, False, False, False]
+        await begin(store, "mine")
+        assert await store.remove_message(ID, generation, 5, lock_token="mine")
+        assert [m.role async for m in store.messages(ID)] == ["user", "assistant"] * 3
 
     async def test_its_place_and_its_reasons(self, store: ConversationStore, redis: ArqRedis) -> None:
         """Behind the history there is none, under the summary it is too late; else the pending fold starts anew."""
