@@ -330,6 +330,14 @@ def test_faults_do_not_hide_each_other() -> None:
     assert checks(audit_conversation(nameless, history, trail, CAP)) == {"index", "keys"}
 
 
+@pytest.mark.parametrize(("position", "expected"), [(2, "user at even positions"), (3, "assistant at odd positions")])
+def test_a_role_out_of_place_says_where_it_belongs(position: int, expected: str) -> None:
+    """Users speak first, so their messages are at even positions."""
+    raw = [message(n) for n in range(4)]
+    raw[position] = message(position, role="system")
+    assert scan_history(HistoryScan(), raw).problems["history"].expected == expected
+
+
 def test_half_a_turn_is_named() -> None:
     """A history is made of whole turns, whatever its counter says."""
     stored, history, trail = sound()
