@@ -286,3 +286,11 @@ def test_a_back_off_grows_with_failures(failures: int, first: float) -> None:
     assert backoff_seconds(failures, first, 0.5) <= backoff_seconds(failures + 1, first, 0.5)
     doubled = [min(first * times, 60) for times in (1, 2, 4)]
     assert [backoff_seconds(tries, first, 0.5) for tries in (1, 2, 3)] == pytest.approx(doubled)
+
+
+def test_a_piece_leaves_room_for_the_longest_summary_and_what_surrounds_it() -> None:
+    """And takes all of the rest, to the word."""
+    plan = must_plan(work(["word " * 9_000, "ok"]), LIMITS)
+    empty = fold_request("", (), max_words=CAP.max_words, max_tokens=CAP.max_tokens)
+    room = LIMITS.max_input_tokens - request_tokens(empty.instructions, empty.messages) - CAP.max_data_tokens - 24
+    assert room - 2 <= count_text_tokens(as_data(plan.steps[0].pieces[0].content)) <= room
