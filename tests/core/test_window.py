@@ -340,9 +340,9 @@ def test_messages_counted_for_another_model_family_are_counted_again() -> None:
 )
 def test_an_eighth_is_left_to_the_message_and_a_quarter_beside_a_batch(tokens: int, window: Window) -> None:
     """Of a thousand tokens, three start the reply, and a turn may take the rest but for that."""
-    turns = (Message("user", "old", 0), Message("assistant", "old", 0)) if window.most_messages == 4 else ()
-    overhead = message_tokens(0) * (2 + len(turns))
-    newest = (*turns, Message("user", "new", tokens - overhead), Message("assistant", "new", 0))
+    older = (Message("user", "old", 0), Message("assistant", "old", 0)) if tokens < 800 else ()
+    overhead = message_tokens(0) * (2 + len(older))
+    newest = (*older, Message("user", "new", tokens - overhead), Message("assistant", "new", 0))
     budget = replace(BUDGET, max_recent_turns=1, fold_batch_turns=2)
     assert select_window(newest, "", "", budget) == window
 
