@@ -116,12 +116,8 @@ class FoldService:
         return Folded(plan.start, plan.end, committed.version, committed.pending_messages)
 
     def _window(self, snapshot: FoldSnapshot, summary: str) -> Window:
-        """The window beside this summary; no larger than the last turn found it beside its own instructions."""
-        settings = self._settings
-        now = select_window(snapshot.newest, summary, settings.instructions_text, settings.budget)
-        if snapshot.window_messages < now.messages:
-            return Window(snapshot.window_messages, snapshot.window_messages)
-        return now
+        """The window beside this summary; the commit keeps to a smaller one that the last turn found."""
+        return select_window(snapshot.newest, summary, self._settings.instructions_text, self._settings.budget)
 
     async def _postpone(
         self, snapshot: FoldSnapshot, plan: FoldPlan, failed: NotSummarized, fold_id: str

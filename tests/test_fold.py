@@ -150,14 +150,25 @@ class TestSummariesThatFail:
                 assert whole * 0.75 <= wait <= whole * 1.25
 
     async def test_a_provider_that_asks_for_a_longer_wait_gets_it(self, memora: Memora, offline: OfflineModel) -> None:
-        """Up to five minutes."""
+        """Up to five minutes; one that asks for nothing is tried again at our own pace."""
         await say_all(memora, CATS[:4])
+        offline.add_fault({"kind": "empty"}, match="summary")
+        outcome = await memora.folds.fold(ID)
+        assert isinstance(outcome, Postponed)
+        assert outcome.retry_in_seconds < 0.2
         for header, wait in (("200", 200.0), ("100000", 300.0)):
             offline.clear_faults()
             offline.add_fault({"kind": "status", "status": 429, "headers": {"retry-after": header}}, match="summary")
             outcome = await memora.folds.fold(ID)
             assert isinstance(outcome, Postponed)
             assert outcome.retry_in_seconds == wait
+
+    async def test_one_that_is_due_for_nothing_is_taken_off_the_list(self, memora: Memora, redis: ArqRedis) -> None:
+        """A fold that finds nothing pending settles it, so that no sweep asks again."""
+        await say_all(memora, CATS[:2])
+        await redis.zadd("memora:{0}:pending", {ID: 1})
+        assert isinstance(await memora.folds.fold(ID), NothingToFold)
+        assert (await look(memora)).fold_due_at is None
 
     async def test_nothing_to_fold_calls_nobody_and_writes_nothing(
         self, memora: Memora, offline: OfflineModel, redis: ArqRedis
@@ -271,6 +282,25 @@ class TestChunks:
             assert result.stats.gap_messages == 0
             assert isinstance(await wide.folds.fold(ID), NothingToFold)
             check_request(answers(offline)[-1], result, await history_of(wide), await folds_of(wide), 1_000)
+
+    async def test_what_long_instructions_push_out_of_the_window_is_folded(self, memora: Memora) -> None:
+        """The window is that of the last turn, also where the settings' own instructions leave room for more."""
+        await say_all(memora, CATS[:2])
+        last = await say(memora, CATS[2], instructions="Speak of cats and nothing but cats. " * 100)
+        assert last.stats.pending_messages > 0
+        assert isinstance(await memora.folds.fold(ID), Folded)
+        inspection = await look(memora)
+        assert inspection.conversation.unsummarized_messages <= inspection.window_messages < 6
+        assert inspection.fold_due_at is None
+
+    async def test_a_backlog_of_tiny_turns_is_read_two_hundred_messages_at_a_time(self, settings: Settings) -> None:
+        """However much would fit into one request; a fold never ends inside a turn."""
+        async with memora_with(settings, max_fold_input_tokens=30_000) as memora:
+            tiny = [message(role, "hi, a cat") for _ in range(110) for role in ("user", "assistant")]
+            await say(memora, CATS[0], before=tuple(tiny))
+            outcome = await memora.folds.fold(ID)
+            assert isinstance(outcome, Folded)
+            assert (outcome.start, outcome.end) == (0, 200)
 
 
 class TestPoison:

@@ -238,7 +238,7 @@ def audit_conversation(
     findings += [*_whole_turns(stored), *counters, *_summary(stored, trail, cap), *_usage(stored, trail)]
     findings += [*_turns(stored, is_counted), *_last_context(stored, is_counted)]
     if not counters:
-        findings += _outbox(stored)  # wrong counters say nothing of what is pending
+        findings += _outbox(stored, trail)  # wrong counters say nothing of what is pending
     return findings
 
 
@@ -404,12 +404,9 @@ def _index(stored: StoredConversation) -> Iterator[Finding]:
         yield Finding(stored.id, "index", "every conversation", "this one is not listed", (key,), RepairKind.INDEX)
 
 
-def _outbox(stored: StoredConversation) -> Iterator[Finding]:
-    count, folded = stored.number("message_count"), stored.number("summarized_message_count")
-    window = stored.number("window_messages") or 0
-    if count is None or folded is None:
-        return
-    pending, key = pending_messages(count, folded, window), stored.shared_key("pending")
+def _outbox(stored: StoredConversation, trail: TrailScan) -> Iterator[Finding]:
+    pending = pending_messages(stored.history_length, trail.end, stored.number("window_messages") or 0)
+    key = stored.shared_key("pending")
     if stored.due_at is None:
         if pending:
             found = f"{pending:,} wait, and it is not listed"
@@ -459,7 +456,7 @@ def _whole_turns(stored: StoredConversation) -> Iterator[Finding]:
 
 def _counters(stored: StoredConversation, trail: TrailScan) -> Iterator[Finding]:
     """Counters that differ from the lists they count."""
-    derived = {
+    derived: dict[str, tuple[int, Part]] = {
         "message_count": (stored.history_length, "history"),
         "version": (stored.folds_length, "folds"),
         "summarized_message_count": (trail.end, "folds"),
@@ -474,7 +471,7 @@ def _counters(stored: StoredConversation, trail: TrailScan) -> Iterator[Finding]
             found = stored.fields.get(name, "")
             change = Change(name, found, str(value))
             repair = RepairKind.COUNTERS if is_sound else None
-            keys = (stored.key("summary"), stored.key("history" if part == "history" else "folds"))
+            keys = (stored.key("summary"), stored.key(part))
             yield Finding(
                 stored.id, "counters", f"{name} {value:,}, by the {part}", found or "none", keys, repair, (change,)
             )

@@ -133,7 +133,7 @@ def assemble(
     tail: Sequence[tuple[str, str]],
     message: str,
     *,
-    in_instructions: bool = False,
+    in_instructions: bool,
 ) -> ModelRequest:
     """Put the parts of a context in their order: summary, tail, current message."""
     background: list[tuple[str, str]] = []

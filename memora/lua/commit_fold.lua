@@ -41,6 +41,7 @@ if state.generation ~= generation or state.summarized_message_count ~= from then
   remember_fold(summary, fold_id, 0)
   tell(events, channel, id, '{"type":"conflict","from":' .. from .. ',"to":' .. to .. ',"summarized_message_count":'
     .. state.summarized_message_count .. ',"at":' .. digits(now_ms()) .. '}')
+  if state.expires_at then redis.call('PEXPIREAT', events, state.expires_at) end
   return {0, state.summarized_message_count, state.version, left_over(state.summarized_message_count)}
 end
 if to <= from or to > count then
@@ -60,12 +61,12 @@ remember_fold(summary, fold_id, 1)
 redis.call('HINCRBY', summary, 'fold_input_tokens', input_tokens)
 redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
 redis.call('HDEL', summary, 'fold_failures', 'fold_rejections', 'last_fold_error')
-if state.expires_at then for _, key in ipairs({folds, events}) do redis.call('PEXPIREAT', key, state.expires_at) end end
 -- The job this fold was made for has nothing left to do, wherever it is.
 redis.call('ZREM', queue, job_of(id, generation, from))
 redis.call('DEL', 'arq:job:' .. job_of(id, generation, from), 'arq:retry:' .. job_of(id, generation, from))
 tell(events, channel, id, '{"type":"fold","from":' .. from .. ',"to":' .. to .. ',"version":' .. (state.version + 1)
   .. ',"summary_tokens":' .. text_tokens .. ',"pending_messages":' .. left_over(to) .. ',"at":' .. digits(now) .. '}')
+if state.expires_at then for _, key in ipairs({folds, events}) do redis.call('PEXPIREAT', key, state.expires_at) end end
 if left_over(to) > 0 then
   redis.call('ZADD', pending, digits(now + grace_ms), id)
   enqueue(queue, id, generation, to)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,11 +11,13 @@ from hypothesis import strategies as st
 from memora.core.conversation import (
     Conversation,
     Message,
+    Role,
     Summary,
     Usage,
     check_id,
     check_text,
     is_blank,
+    pair_up,
     pending_messages,
     turns,
 )
@@ -71,6 +75,13 @@ def test_an_id_outside_the_form_is_refused_in_one_short_line(conversation_id: st
     assert line.isprintable()
     assert len(line) < 400
     assert isinstance(refused.value, CallerError)
+
+
+@pytest.mark.parametrize(("length", "shown"), [(40, "." * 40), (41, "." * 40 + "…")])
+def test_an_id_is_shown_up_to_forty_characters(length: int, shown: str) -> None:
+    """A longer one is cut, and the mark at its end says so."""
+    with pytest.raises(InvalidId, match=f"conversation id '{re.escape(shown)}' is not allowed"):
+        check_id("." * length)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +165,17 @@ def test_turns_join_to_the_messages(count: int) -> None:
     assert all([message.role for message in turn] == ["user", "assistant"] for turn in cut)
 
 
+@given(st.lists(st.sampled_from(["user", "assistant"]), max_size=20))
+def test_any_messages_are_paired_up_with_nothing_lost_and_no_more_added_than_is_needed(roles: list[Role]) -> None:
+    """User and reply take turns; what was there comes back in its order, and no turn consists of absent halves only."""
+    messages = [Message(role, str(number), 1) for number, role in enumerate(roles)]
+    paired = pair_up(messages)
+    assert [message for message in paired if not message.absent] == messages
+    assert all([message.role for message in turn] == ["user", "assistant"] for turn in turns(paired))
+    assert all(any(not message.absent for message in turn) for turn in turns(paired))
+    assert all((message.content, message.tokens) == ("", 0) for message in paired if message.absent)
+
+
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 20))
 def test_pending_window_and_summarized_cover_the_history(count: int, summarized: int, window: int) -> None:
     """Each message is summarized, pending or in the window; pending is never negative."""
@@ -162,6 +184,12 @@ def test_pending_window_and_summarized_cover_the_history(count: int, summarized:
     assert 0 <= pending <= count - summarized
     assert count - summarized - pending <= window
     assert pending == 0 or count - summarized - pending == window
+
+
+def test_what_is_not_said_is_nothing() -> None:
+    """A message that is not stored yet, a conversation without a summary, and nothing spent, all count from zero."""
+    assert Message("user", "hi", 1) == Message("user", "hi", 1, 0, None, None, None, False, None)
+    assert Conversation("a") == Conversation("a", "", 0, Summary("", 0, 0, 0), (), Usage(0, 0, 0, 0))
 
 
 def test_a_conversation_exists_from_its_first_turn_on() -> None:

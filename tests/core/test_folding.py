@@ -8,10 +8,10 @@ from time import perf_counter
 
 import pytest
 from any_text import said, texts
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from memora.core.conversation import Message, Summary
+from memora.core.conversation import Message, Summary, absent_message
 from memora.core.folding import (
     SMALLEST_ROOM_TOKENS,
     TRIES_PER_SIZE,
@@ -21,7 +21,7 @@ from memora.core.folding import (
     backoff_seconds,
     plan_fold,
 )
-from memora.core.prompts import fold_request
+from memora.core.prompts import as_data, fold_request
 from memora.core.quality_gate import SummaryCap
 from memora.core.tokens import count_text_tokens, request_tokens
 
@@ -183,6 +183,41 @@ def test_the_sizes_of_a_failing_fold() -> None:
     ]
 
 
+def test_the_last_try_of_a_message_that_never_fitted_comes_two_failures_later() -> None:
+    """Cut into pieces from the beginning, it has no smaller folds to go through before it is given up."""
+    pending = work(["word " * 9_000, "ok"])
+    plans = [must_plan(replace(pending, failures=failures), LIMITS) for failures in range(6)]
+    assert [plan.last_try for plan in plans] == [*[False] * 2 * TRIES_PER_SIZE, True, True]
+    assert plans[0].steps[0].pieces[0].parts == len(plans[0].steps) - 1 > 1
+
+
+def test_a_turn_that_fits_exactly_is_shown_whole() -> None:
+    """With twenty-four tokens for what surrounds each message; one token less, and it comes in pieces."""
+    pending = work(["word " * 200, "word " * 100])
+    empty = fold_request("", (), max_words=CAP.max_words, max_tokens=CAP.max_tokens)
+    around = request_tokens(empty.instructions, empty.messages)
+    exact = around + sum(count_text_tokens(as_data(message.content)) + 24 for message in pending.messages)
+    assert len(must_plan(pending, FoldLimits(exact, CAP)).steps) == 1
+    assert len(must_plan(pending, FoldLimits(exact - 1, CAP)).steps) > 1
+
+
+def test_nothing_has_failed_until_it_is_said() -> None:
+    """Work is planned as a first try."""
+    assert FoldWork("a", "g", Summary(), ()) == FoldWork("a", "g", Summary(), (), failures=0, rejections=0)
+
+
+def test_an_absent_message_keeps_its_place_and_is_not_shown() -> None:
+    """In one step and in pieces alike; a turn of which nothing is there needs no step."""
+    hello = Message("assistant", "hello", 1)
+    half = (absent_message("user"), hello)
+    for failures, count in ((0, 4), (6, 2)):
+        plan = must_plan(FoldWork("a", "g", Summary("", 2), (*half, *half), failures), LIMITS)
+        assert (plan.start, plan.end) == (2, 2 + count)
+        assert shown(plan) == dict.fromkeys(range(3, 3 + count, 2), "hello")
+    nothing = must_plan(FoldWork("a", "g", Summary(), (absent_message("user"), absent_message("assistant"))), LIMITS)
+    assert (nothing.start, nothing.end, nothing.steps) == (0, 2, ())
+
+
 def test_the_pieces_of_a_failing_message_get_smaller() -> None:
     """The model may take less than the settings say: a long message is cut finer before it is given up."""
     pending = work(["word " * 6_000, "ok"])
@@ -249,5 +284,13 @@ def test_a_back_off_is_bounded_and_spread_by_a_quarter(failures: int, first: flo
 def test_a_back_off_grows_with_failures(failures: int, first: float) -> None:
     """Doubled each time until the cap."""
     assert backoff_seconds(failures, first, 0.5) <= backoff_seconds(failures + 1, first, 0.5)
-    assume(first < 5)
-    assert [backoff_seconds(tries, first, 0.5) for tries in (1, 2, 3)] == pytest.approx([first, 2 * first, 4 * first])
+    doubled = [min(first * times, 60) for times in (1, 2, 4)]
+    assert [backoff_seconds(tries, first, 0.5) for tries in (1, 2, 3)] == pytest.approx(doubled)
+
+
+def test_a_piece_leaves_room_for_the_longest_summary_and_what_surrounds_it() -> None:
+    """And takes all of the rest, to the word."""
+    plan = must_plan(work(["word " * 9_000, "ok"]), LIMITS)
+    empty = fold_request("", (), max_words=CAP.max_words, max_tokens=CAP.max_tokens)
+    room = LIMITS.max_input_tokens - request_tokens(empty.instructions, empty.messages) - CAP.max_data_tokens - 24
+    assert room - 2 <= count_text_tokens(as_data(plan.steps[0].pieces[0].content)) <= room

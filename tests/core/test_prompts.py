@@ -146,3 +146,8 @@ def test_a_note_names_the_messages_it_stands_for() -> None:
     assert unfolded_note((7, 8), chinese=True) == "（第 7, 8 則訊息無法摘要。）"
     assert only_greetings_note(chinese=False) == "So far there were only greetings."
     assert only_greetings_note(chinese=True) == "目前只有問候。"
+
+
+def test_what_is_no_markup_is_sent_as_it_was_written() -> None:
+    """Escaping every character of a Chinese text would cost its reader many times the tokens."""
+    assert as_data("台北 🇹🇼 café") == '"台北 🇹🇼 café"'

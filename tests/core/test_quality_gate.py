@@ -470,3 +470,81 @@ def test_a_greeting_that_the_model_finds_nothing_in_moves_the_count() -> None:
     assert isinstance(judge_summary("NONE", "", pieces, cap), Accepted)
     assert judge_summary("（空）", "The user lives in Taipei.", pieces, cap) == Accepted("The user lives in Taipei.")
     assert isinstance(judge_summary(" ", "", pieces, cap), Rejected)
+
+
+def test_the_caps_hold_to_the_word_and_the_token() -> None:
+    """What is exactly as long as it may be fits, one more does not."""
+    assert SummaryCap(max_words=3, max_tokens=300).fits("one two three")
+    assert not SummaryCap(max_words=3, max_tokens=300).fits("one two three four")
+    assert SummaryCap(max_words=150, max_tokens=3).fits("one two three")
+    assert not SummaryCap(max_words=150, max_tokens=3).fits("one two three four")
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([f"User: {TALK[0].content}", "Nothing else."], "an echo of the messages"),
+        ([f"User: {TALK[0].content}", "Nothing else.", "Really."], ""),
+        ([f"User: {TALK[0].content}", *["Something of its own."] * 4], ""),
+        (["User: likes cats.", "Assistant: likes dogs.", "Both like birds.", "And fish."], "an echo of the messages"),
+        (["User: likes cats.", "Assistant: likes dogs.", "Both like birds.", "And fish.", "And more."], ""),
+        (["User: likes cats.", "Both like birds."], ""),
+    ],
+)
+def test_a_reply_is_an_echo_if_half_of_its_lines_are(lines: list[str], reason: str) -> None:
+    """Copied after a role mark, or at least two in the form of a script; a line of it in a summary is none."""
+    text = "\n".join(lines)
+    assert judge(text) == (Rejected(reason) if reason else Accepted(text))
+
+
+@pytest.mark.parametrize(("length", "is_refusal"), [(299, True), (300, False)])
+def test_only_a_short_reply_is_a_refusal(length: int, is_refusal: bool) -> None:
+    """A long one that begins with an apology tells something."""
+    reply = "I'm sorry, I cannot help. ".ljust(length, "x")
+    assert isinstance(judge(reply), Rejected) == is_refusal
+
+
+@pytest.mark.parametrize(
+    ("existing", "reply", "is_suspicious"), [(60, 11, True), (60, 12, False), (59, 1, False), (61, 12, True)]
+)
+def test_most_of_a_rich_summary_is_four_fifths(existing: int, reply: int, is_suspicious: bool) -> None:
+    """Of sixty tokens and more; unless it is said otherwise, a verdict is a strict one."""
+    before, after = ("word" + " word" * (tokens - 1) for tokens in (existing, reply))
+    verdict = judge_summary(after, before, TALK, CAP)
+    assert verdict == (Rejected("most of the existing summary is gone") if is_suspicious else Accepted(after))
+
+
+@pytest.mark.parametrize(
+    ("talk", "reply", "is_suspicious"),
+    [
+        ("天" * 7 + "abc", "abcdefghij", True),
+        ("天" * 6 + "abcd", "abcdefghij", False),
+        ("天" * 7 + "abc", "天" + "a" * 19, False),
+        ("天" * 7 + "abc", "天" + "a" * 20, True),
+    ],
+)
+def test_a_chinese_conversation_has_a_summary_with_some_chinese(talk: str, reply: str, is_suspicious: bool) -> None:
+    """Seven tenths make a conversation Chinese, and a twentieth is some."""
+    verdict = judge(reply, "", (Piece("user", talk),))
+    assert verdict == (Rejected("in another language than the conversation") if is_suspicious else Accepted(reply))
+
+
+@pytest.mark.parametrize("reply", ['{"摘要": "使用者住在台北。"}', '{"the_summary": "使用者住在台北。"}'])
+def test_a_summary_in_an_object_is_taken_out(reply: str) -> None:
+    """By the name of its only key, in either language."""
+    assert judge(reply, talk=TALK_ZH) == Accepted("使用者住在台北。")
+
+
+@pytest.mark.parametrize("reply", ["{the user lives in Taipei}", '{"city": "Taipei"}', '{"summary": "a", "b": "c"}'])
+def test_what_only_looks_like_an_object_stays_as_it_is(reply: str) -> None:
+    """Nobody knows what part of it would be the summary."""
+    assert judge(reply) == Accepted(reply)
+
+
+def test_a_shortened_summary_must_be_shorter_and_no_script() -> None:
+    """By one word at least; otherwise the long one is cut, as for a reply in the form of a script."""
+    cap = SummaryCap(max_words=4, max_tokens=300)
+    assert judge_shortened("five six seven eight", "one two three. four five", cap) == "five six seven eight"
+    assert judge_shortened("six seven eight nine ten", "one two three. four five", cap) == "one two three."
+    script = "User: cats.\nAssistant: dogs."
+    assert judge_shortened(script, "one two three. four five", cap) == "one two three."

@@ -170,3 +170,25 @@ def test_a_cut_of_a_long_text_is_quick(phrase: str) -> None:
 def test_flags_in_a_row_are_cut_between_and_never_inside() -> None:
     """Two halves make a flag, however many flags stand before it."""
     assert character_ends("🇹🇼🇯🇵🇩🇪🇫🇷") == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("a\nb", [1, 2, 3]),
+        ("a\rb", [1, 2, 3]),
+        ("a\r\nb", [1, 3, 4]),
+        ("e\u0300e", [2, 3]),
+        ("e\u02ffe", [1, 2, 3]),
+    ],
+)
+def test_only_what_is_joined_stays_together(text: str, ends: list[int]) -> None:
+    """A line end of two characters and the first of all combining marks, and nothing beside them."""
+    assert character_ends(text) == ends
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 4])
+def test_a_character_longer_than_all_the_room_is_cut_inside(room: int) -> None:
+    """As long as the room, from its first code point on."""
+    text = "e" + "\u0301" * 4
+    assert cut_to_fit(text, lambda part: len(part) <= room) == text[:room]

@@ -187,3 +187,10 @@ def test_counting_does_not_import_the_slow_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_a_request_costs_beyond_its_texts() -> None:
+    """Three tokens start the reply and four surround each message; instructions are one, if there are any."""
+    assert request_tokens("", []) == 3
+    assert request_tokens("", [("user", "hi")]) == 3 + (4 + 1)
+    assert request_tokens("hi", [("user", "hi"), ("assistant", "hi")]) == 3 + 3 * (4 + 1)

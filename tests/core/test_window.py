@@ -9,7 +9,7 @@ from any_text import said, texts
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from memora.core.conversation import Conversation, Message, Summary
+from memora.core.conversation import Conversation, Message, Summary, absent_message
 from memora.core.prompts import DEFAULT_INSTRUCTIONS, summary_message
 from memora.core.tokens import Calibration, count_text_tokens, message_tokens, request_tokens
 from memora.core.window import (
@@ -17,6 +17,7 @@ from memora.core.window import (
     MESSAGE_RESERVE_SHARE,
     Budget,
     Context,
+    ContextTokens,
     Window,
     most_useful_messages,
     select_context,
@@ -331,3 +332,93 @@ def test_messages_counted_for_another_model_family_are_counted_again() -> None:
     context = select_context(conversation, "", "好嗎？", budget)
     assert context.gap_messages
     assert request_tokens("", context.request.messages, new) == context.counted_input_tokens <= 1_000
+
+
+@pytest.mark.parametrize(
+    ("tokens", "window"),
+    [(747, Window(2, 4)), (748, Window(2, 2)), (872, Window(2, 2)), (873, Window(0, 0))],
+)
+def test_an_eighth_is_left_to_the_message_and_a_quarter_beside_a_batch(tokens: int, window: Window) -> None:
+    """Of a thousand tokens, three start the reply, and a turn may take the rest but for that."""
+    older = (Message("user", "old", 0), Message("assistant", "old", 0)) if tokens < 800 else ()
+    overhead = message_tokens(0) * (2 + len(older))
+    newest = (*older, Message("user", "new", tokens - overhead), Message("assistant", "new", 0))
+    budget = replace(BUDGET, max_recent_turns=1, fold_batch_turns=2)
+    assert select_window(newest, "", "", budget) == window
+
+
+def test_less_than_eight_tokens_of_a_summary_are_not_sent() -> None:
+    """The beginning of a summary that says nothing costs room for nothing."""
+    stored = replace(conversation([]), message_count=2, summary=Summary("word" + " word" * 50, 2, 1))
+    sent = [
+        count_text_tokens(select_context(stored, "", "hi", replace(BUDGET, max_input_tokens=most)).summary)
+        for most in range(60, 200)
+    ]
+    assert min(tokens for tokens in sent if tokens) == 8
+    assert sent == sorted(sent)
+    assert sent[0] == 0
+
+
+def test_a_phase_is_named_by_the_place_of_its_message_in_the_request() -> None:
+    """Behind a summary, and without the absent ones, which are not sent."""
+    tail = (
+        absent_message("user"),
+        Message("assistant", "hello", 1, phase="commentary"),
+        Message("user", "more", 1),
+        Message("assistant", "yes", 1, phase="final_answer"),
+    )
+    stored = Conversation("a", "g", 6, Summary("Ann likes cats.", 2, 1, 5), tail)
+    for in_instructions, phases in (
+        (False, ((1, "commentary"), (3, "final_answer"))),
+        (True, ((0, "commentary"), (2, "final_answer"))),
+    ):
+        context = select_context(stored, "", "hi", replace(BUDGET, summary_in_instructions=in_instructions))
+        assert context.request.phases == phases
+        assert [context.request.messages[place][1] for place, _ in phases] == ["hello", "yes"]
+
+
+@pytest.mark.parametrize(("turns", "batch", "most"), [(3, 1, 252), (200, 1, 400), (3, 200, 404)])
+def test_as_many_messages_are_read_as_could_be_sent_or_kept(turns: int, batch: int, most: int) -> None:
+    """At four tokens a message, and one turn more; or all that the window may hold, if that is more."""
+    assert most_useful_messages(replace(BUDGET, max_recent_turns=turns, fold_batch_turns=batch)) == most
+    assert most_useful_messages(replace(BUDGET, max_input_tokens=1_004)) == 252
+
+
+def test_what_is_not_asked_for_is_off() -> None:
+    """Without a word about batches turns leave one by one, and an empty context costs what starts the reply."""
+    assert Budget(1_000, 3, 300).most_recent_turns == 3
+    assert Budget(1_000, 3, 300, fold_batch_turns=4).most_recent_turns == 6
+    assert ContextTokens().total == 3
+
+
+def test_the_budget_is_used_to_the_last_token() -> None:
+    """A message that fits exactly is sent, and so are a summary that does and the beginning of one that does not."""
+    message, summary = "word" + " word" * 20, "word" + " word" * 50
+    alone = request_tokens("Be brief.", [("user", message)])
+    select_context(conversation([]), "Be brief.", message, replace(BUDGET, max_input_tokens=alone))
+    with pytest.raises(ContextLengthExceeded, match="the message has 104 characters, more than the 20 tokens"):
+        select_context(conversation([]), "Be brief.", message, replace(BUDGET, max_input_tokens=alone - 1))
+
+    stored = replace(conversation([]), message_count=2, summary=Summary(summary, 2, 1))
+    whole = alone + message_tokens(count_text_tokens(summary_message(summary)))
+    for most, words in ((whole, 51), (whole - 1, 50), (whole - 20, 31)):
+        context = select_context(stored, "Be brief.", message, replace(BUDGET, max_input_tokens=most))
+        assert (context.tokens.total, len(context.summary.split())) == (most, words)
+
+
+def test_a_turn_that_fits_exactly_is_sent() -> None:
+    """One token less, and it is a gap."""
+    stored = conversation([("an older question", "and its answer"), ("question", "answer")])
+    newest = sum(message_tokens(message.tokens) for message in stored.tail[2:])
+    exact = request_tokens("", [("user", "hi")]) + newest
+    for most, sent in ((exact, 2), (exact - 1, 0)):
+        context = select_context(stored, "", "hi", replace(BUDGET, max_input_tokens=most))
+        assert (len(context.tail), context.gap_messages) == (sent, 4 - sent)
+
+
+def test_instructions_are_to_blame_if_they_leave_room_for_nothing() -> None:
+    """With a single token left, it is the message that is too long."""
+    empty = request_tokens("Be brief.", [("user", "")])
+    for most, words in ((empty - 1, "MEMORA_INSTRUCTIONS"), (empty, "MEMORA_INSTRUCTIONS"), (empty + 1, "1 tokens")):
+        with pytest.raises(ContextLengthExceeded, match=words):
+            select_context(conversation([]), "Be brief.", "two words", replace(BUDGET, max_input_tokens=most))
