@@ -1302,10 +1302,11 @@ class TestWhatAnAuditReads:
     ) -> None:
         """Of a key of another type there is nothing but the type; a foreign list holds no place."""
         await append_turns(store, ID, range(4))
-        for part in (*KINDS,):
+        for part in KINDS:
             await put_foreign(redis, part)
         stored = await state_of(audits)
-        kinds = dict.fromkeys((*LASTING, "lock"), "set")
+        kinds = stored.types
+        assert kinds == dict.fromkeys((*LASTING, "lock"), "set")
         assert stored == StoredConversation(ID, "memora:{0}:", stored.now, kinds, dict.fromkeys(kinds, -1))
 
     async def test_so_many_of_the_turn_ids_are_looked_at(
@@ -1512,9 +1513,7 @@ class TestRepairs:
         async def is_listed_at() -> float:
             await redis.delete(key_of("conversations"))
             assert await repair(audits, RepairKind.INDEX)
-            listed = await redis.zscore(key_of("conversations"), ID)
-            assert listed is not None
-            return listed
+            return float(await redis.zscore(key_of("conversations"), ID) or 0)
 
         await command(redis, "HSET", key_of("summary"), "updated_at", active - 1_000)
         assert await is_listed_at() == active - 1_000
