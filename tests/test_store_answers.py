@@ -1682,3 +1682,51 @@ def gone_with(generation: str) -> set[bytes]:
     """What a conversation loses with its history and its summary, and with its only job."""
     job = f"arq:job:{job_id(ID, generation, 0)}"
     return {key.encode() for key in (key_of("history"), key_of("summary"), job, QUEUE)}
+
+
+DAMAGED_READERS: dict[str, tuple[Callable[[ConversationStore], Awaitable[object]], int]] = {
+    "page": (lambda store: store.page(ID, 0, 10), 3),
+    "begin_turn": (lambda store: begin(store, "mine", "turn-4"), 9),
+    "load_fold": (lambda store: store.load_fold(ID, most_messages=2, window=2), 8),
+    "inspect": (lambda store: store.inspect(ID, 0, 2), 8),
+    "last_context: question": (lambda store: store.last_context(ID), 8),
+    "last_context: tail": (lambda store: store.last_context(ID), 7),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_READERS)
+async def test_a_message_that_cannot_be_read_is_damage_of_the_history(
+    store: ConversationStore, redis: ArqRedis, name: str
+) -> None:
+    """Whoever meets it names the history, not the summary; no JSON or no message, it is all the same."""
+    read, position = DAMAGED_READERS[name]
+    await append_turns(store, ID, range(5))
+    assert await read(store)
+    for record in ("nonsense", "{}"):
+        await command(redis, "LSET", key_of("history"), position, record)
+        with pytest.raises(ConversationDamaged) as damaged:
+            await read(store)
+        assert damaged.value.key == key_of("history")
+
+
+class TestUnits:
+    async def test_a_long_lease_is_exact(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """A lock, a claim and what is left of them: to the second in eleven days."""
+        lease = 1_000_000.0
+        await append_turns(store, ID, range(1))
+        await begin(store, "mine", lease_seconds=lease)
+        busy = await begin(store, "another", lease_seconds=lease)
+        assert isinstance(busy, Busy)
+        assert lease - 60 < busy.seconds <= lease
+        await redis.zadd(QUEUE, {"job": 5})
+        assert await store.claim_jobs(["job"], most=1, now_ms=5, lease_seconds=lease) == [("job", 5)]
+        assert lease - 60 < await redis.pttl("arq:in-progress:job") / 1_000 <= lease
+
+    async def test_the_backlog_of_all_shards_has_one_queue(self, redis: ArqRedis) -> None:
+        """Conversations and messages add up over the shards; the jobs are counted once, whosever they are."""
+        store = ConversationStore(redis, shards=4)
+        for name in ("talk-0", "talk-1", "talk-2"):
+            await append_turns(store, name, range(4))
+        await redis.zadd(QUEUE, {f"another-{number}": number for number in range(4)})
+        backlog = await store.backlog(most=100)
+        assert (backlog.conversations, backlog.queued_jobs, backlog.messages) == (3, 7, 6)
