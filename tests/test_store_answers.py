@@ -18,7 +18,8 @@ from turns import MOST_MESSAGES, WINDOW_MESSAGES, append_turns, fold_result, mes
 
 from memora.audit_store import PAGE_BYTES, AuditStore, FoundJob, PageWanted, RawPage
 from memora.core.auditing import Change, RepairKind, StoredConversation
-from memora.core.conversation import Conversation, Summary, Usage
+from memora.core.conversation import Conversation, Message, Summary, Usage
+from memora.embedded_redis import EmbeddedRedis
 from memora.errors import (
     ConversationDamaged,
     ConversationDeleted,
@@ -28,6 +29,7 @@ from memora.errors import (
     MessageSummarized,
 )
 from memora.fold_queue import QUEUE, job_id
+from memora.redis_connection import close_redis, open_redis
 from memora.store import (
     SWEEP_GRACE_MS,
     Appended,
@@ -43,6 +45,8 @@ from memora.store import (
     Rewound,
     StoredTurn,
     Swept,
+    message_record,
+    new_generation,
 )
 
 ID = "talk-1"
@@ -1702,7 +1706,7 @@ async def test_a_message_that_cannot_be_read_is_damage_of_the_history(
     read, position = DAMAGED_READERS[name]
     await append_turns(store, ID, range(5))
     assert await read(store)
-    for record in ("nonsense", "{}"):
+    for record in ("nonsense", "[]", "{}"):
         await command(redis, "LSET", key_of("history"), position, record)
         with pytest.raises(ConversationDamaged) as damaged:
             await read(store)
@@ -1730,3 +1734,108 @@ class TestUnits:
         await redis.zadd(QUEUE, {f"another-{number}": number for number in range(4)})
         backlog = await store.backlog(most=100)
         assert (backlog.conversations, backlog.queued_jobs, backlog.messages) == (3, 7, 6)
+
+
+class TestRecords:
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            *({"role": "system"}, {"content": None}, {"tokens": "many"}, {"at": "noon"}, {"phase": 3}),
+            *({"incomplete": True}, {"vocabulary": 1}, {"absent": 1}, {"details": []}),
+        ],
+    )
+    async def test_a_field_of_another_type_is_damage(
+        self, store: ConversationStore, redis: ArqRedis, wrong: dict[str, object]
+    ) -> None:
+        """One of them is enough, whichever it is; with all of them right the message is read."""
+        await append_turns(store, ID, range(1))
+        right = {"role": "user", "content": "", "tokens": 0, "absent": True, "details": {"a": 1}, "phase": "x", "at": 5}
+        await command(redis, "LSET", key_of("history"), 0, json.dumps(right))
+        page = await store.page(ID, 0, 1)
+        assert page
+        assert page.messages == (Message("user", "", 0, 5, "x", absent=True, details={"a": 1}),)
+        await command(redis, "LSET", key_of("history"), 0, json.dumps(right | wrong))
+        with pytest.raises(ConversationDamaged):
+            await store.page(ID, 0, 1)
+
+    async def test_a_text_is_stored_as_it_is(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Whatever the language, it takes no more room than its UTF-8."""
+        await store.append(ID, replace(turn(Conversation(ID), 0), user=message("user", "我有貓")))
+        assert "我有貓".encode() in await command(redis, "LINDEX", key_of("history"), 0)
+
+    def test_a_record_holds_what_there_is(self) -> None:
+        """Nothing of what a message does not need, everything else."""
+        assert message_record(Message("user", "x", 1)) == {"role": "user", "content": "x", "tokens": 1}
+        assert message_record(Message("assistant", "x", 1, 5, "p", "i", "v", absent=True, details={"a": 1})) == {
+            "role": "assistant",
+            "content": "x",
+            "tokens": 1,
+            "at": 5,
+            "phase": "p",
+            "incomplete": "i",
+            "vocabulary": "v",
+            "absent": True,
+            "details": {"a": 1},
+        }
+
+    def test_a_life_has_a_name_of_sixteen_digits(self) -> None:
+        """Another one each time."""
+        names = {new_generation() for _ in range(100)}
+        assert len(names) == 100
+        assert {len(bytes.fromhex(name)) for name in names} == {8}
+
+
+class TestTooLate:
+    async def test_a_turn_of_another_life_or_under_another_lock_is_not_stored(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """Each is told why, and nothing changes."""
+        await append_turns(store, ID, range(1))
+        conversation = await store.load(ID, MOST_MESSAGES)
+        await begin(store, "another")
+        before = await dump(redis)
+        with pytest.raises(ConversationLocked):
+            await store.append(ID, replace(turn(conversation, 1), lock_token="mine"))
+        with pytest.raises(ConversationDeleted):
+            await store.append(ID, turn(replace(conversation, generation="before"), 1))
+        assert await dump(redis) == before
+
+
+ALL_KEYS = ("~memora:*", "~arq:*")
+
+
+class TestRights:
+    @pytest.mark.parametrize(
+        ("rules", "missing"),
+        [
+            ((*ALL_KEYS, "+@all"), ""),
+            ((*ALL_KEYS, "+@all", "-hset"), "HSET memora:{0}:-:summary"),
+            ((*ALL_KEYS, "+@all", "-hgetall"), "HGETALL memora:{0}:-:summary"),
+            ((*ALL_KEYS, "+@all", "-rpush"), "RPUSH memora:{0}:-:history"),
+            ((*ALL_KEYS, "+@all", "-lrange"), "LRANGE memora:{0}:-:history"),
+            ((*ALL_KEYS, "+@all", "-zadd"), "ZADD memora:{0}:pending"),
+            ((*ALL_KEYS, "+@all", "-xadd"), "XADD memora:{0}:-:events"),
+            ((*ALL_KEYS, "+@all", "-unlink"), "UNLINK memora:{0}:-:history"),
+            ((*ALL_KEYS, "+@all", "-set"), "SET memora:{0}:-:lock"),
+            ((*ALL_KEYS, "+@all", "-psetex"), "PSETEX arq:job:-"),
+            ((*ALL_KEYS, "+@all", "-get"), "GET arq:job:-"),
+            ((*ALL_KEYS, "+@all", "-del"), "DEL arq:job:-"),
+            ((*ALL_KEYS, "+@all", "-incr"), "INCR arq:retry:-"),
+            (("~memora:*", "+@all"), "PSETEX arq:job:-"),
+            (("~memora:*", "~arq:job:*", "+@all"), "PSETEX arq:in-progress:-"),
+            (("~memora:*", "~arq:job:*", "~arq:in-progress:*", "+@all"), "INCR arq:retry:-"),
+            (("~memora:*", "~arq:job:*", "~arq:in-progress:*", "~arq:retry:*", "+@all"), "PSETEX arq:result:-"),
+        ],
+    )
+    async def test_the_first_that_is_missing_is_named(
+        self, redis: ArqRedis, redis_server: EmbeddedRedis, rules: tuple[str, ...], missing: str
+    ) -> None:
+        """Command and key, as they are written in a rule; nothing is written to find out."""
+        await command(redis, "ACL", "SETUSER", "guest", "reset", "on", ">right", "&*", *rules)
+        client = open_redis(redis_server.url.replace("unix://", "unix://guest:right@"))
+        try:
+            assert await ConversationStore(client).missing_right() == missing
+            assert await all_keys(redis) == []
+        finally:
+            await close_redis(client)
+            await command(redis, "ACL", "DELUSER", "guest")
