@@ -1747,13 +1747,17 @@ class TestRecords:
     async def test_a_field_of_another_type_is_damage(
         self, store: ConversationStore, redis: ArqRedis, wrong: dict[str, object]
     ) -> None:
-        """One of them is enough, whichever it is; with all of them right the message is read."""
+        """One of them is enough, whichever it is; with all of them right, or left out, the message is read."""
         await append_turns(store, ID, range(1))
         right = {"role": "user", "content": "", "tokens": 0, "absent": True, "details": {"a": 1}, "phase": "x", "at": 5}
         await command(redis, "LSET", key_of("history"), 0, json.dumps(right))
         page = await store.page(ID, 0, 1)
         assert page
         assert page.messages == (Message("user", "", 0, 5, "x", absent=True, details={"a": 1}),)
+        await command(redis, "LSET", key_of("history"), 0, json.dumps({"role": "user", "content": "x", "tokens": 1}))
+        page = await store.page(ID, 0, 1)
+        assert page
+        assert page.messages == (Message("user", "x", 1, 0),)
         await command(redis, "LSET", key_of("history"), 0, json.dumps(right | wrong))
         with pytest.raises(ConversationDamaged):
             await store.page(ID, 0, 1)
