@@ -464,6 +464,7 @@ class TestTails:
         inspection = await store.inspect(ID, 0, 2)
         assert inspection.conversation.tail == ()
         assert [m.content for m in inspection.newest] == ["question 3", "answer 3"]
+        assert [m.content for m in (await store.inspect(ID, 0, 1)).newest] == ["answer 3"]
         assert (await store.inspect(ID, 2)).newest == ()
 
     async def test_a_page_is_what_was_asked_for(self, store: ConversationStore) -> None:
@@ -782,6 +783,18 @@ class TestTheBacklog:
         await append_turns(store, "e", range(1))
         await redis.zadd(key_of("pending"), {"e": 0})
         assert (await store.backlog(most=4)).messages == 10
+
+    async def test_it_begins_behind_the_summary(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """What is folded waits no more; the wait is that of the first message that is not, from when it was let out."""
+        await append_turns(store, ID, range(7))
+        await fold(store, 2)
+        now = await now_ms(redis)
+        for position in range(14):
+            record = {**message_record(message("user", "hello")), "at": now - 100_000 * (14 - position)}
+            await command(redis, "LSET", key_of("history"), position, json.dumps(record, separators=(",", ":")))
+        backlog = await store.backlog(most=100)
+        assert (backlog.conversations, backlog.messages) == (1, 6)
+        assert 600 <= backlog.seconds < 660
 
 
 class TestSweeping:
@@ -1349,7 +1362,7 @@ class TestWhatAnAuditReads:
         """From the first entry up to the last, as far as there are some, with the generation if there is one."""
         entries = [b"%d" % number for number in range(120)]
         await command(redis, "RPUSH", key_of("history"), *entries)
-        ends = ((0, 51), (10, 115), (110, 300), (120, 130), (5, 5))
+        ends = ((0, 51), (10, 115), (110, 300), (120, 130), (5, 5), (0, 0))
         pages = await audits.pages([PageWanted(ID, "history", first, stop) for first, stop in ends])
         assert pages == [RawPage("", tuple(entries[first:stop])) for first, stop in ends]
         await command(redis, "HSET", key_of("summary"), "generation", "g")
