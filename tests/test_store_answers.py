@@ -476,6 +476,7 @@ class TestTails:
             (3, 9, ["answer 1"]),
             (4, 9, []),
             (1, 1, []),
+            (0, 0, []),
             (1, 0, []),
         ):
             page = await store.page(ID, first, stop)
