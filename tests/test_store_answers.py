@@ -16,7 +16,10 @@ from polling import eventually
 from redis_view import all_keys, command, dump, places_of
 from turns import MOST_MESSAGES, WINDOW_MESSAGES, append_turns, fold_result, message, turn
 
-from memora.core.conversation import Conversation, Summary, Usage
+from memora.audit_store import PAGE_BYTES, AuditStore, FoundJob, PageWanted, RawPage
+from memora.core.auditing import Change, RepairKind, StoredConversation
+from memora.core.conversation import Conversation, Message, Summary, Usage
+from memora.embedded_redis import EmbeddedRedis
 from memora.errors import (
     ConversationDamaged,
     ConversationDeleted,
@@ -26,6 +29,7 @@ from memora.errors import (
     MessageSummarized,
 )
 from memora.fold_queue import QUEUE, job_id
+from memora.redis_connection import close_redis, open_redis
 from memora.store import (
     SWEEP_GRACE_MS,
     Appended,
@@ -41,6 +45,8 @@ from memora.store import (
     Rewound,
     StoredTurn,
     Swept,
+    message_record,
+    new_generation,
 )
 
 ID = "talk-1"
@@ -49,6 +55,12 @@ SHARED = ("conversations", "pending", "queue")
 TURN_IDS_KEPT = 64
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+
+
+@pytest.fixture
+def audits(redis: ArqRedis) -> AuditStore:
+    """What an audit reads and a repair writes, over the emptied server."""
+    return AuditStore(redis)
 
 
 def key_of(part: str) -> str:
@@ -452,6 +464,7 @@ class TestTails:
         inspection = await store.inspect(ID, 0, 2)
         assert inspection.conversation.tail == ()
         assert [m.content for m in inspection.newest] == ["question 3", "answer 3"]
+        assert [m.content for m in (await store.inspect(ID, 0, 1)).newest] == ["answer 3"]
         assert (await store.inspect(ID, 2)).newest == ()
 
     async def test_a_page_is_what_was_asked_for(self, store: ConversationStore) -> None:
@@ -463,6 +476,7 @@ class TestTails:
             (3, 9, ["answer 1"]),
             (4, 9, []),
             (1, 1, []),
+            (0, 0, []),
             (1, 0, []),
         ):
             page = await store.page(ID, first, stop)
@@ -770,6 +784,18 @@ class TestTheBacklog:
         await append_turns(store, "e", range(1))
         await redis.zadd(key_of("pending"), {"e": 0})
         assert (await store.backlog(most=4)).messages == 10
+
+    async def test_it_begins_behind_the_summary(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """What is folded waits no more; the wait is that of the first message that is not, from when it was let out."""
+        await append_turns(store, ID, range(7))
+        await fold(store, 2)
+        now = await now_ms(redis)
+        for position in range(14):
+            record = {**message_record(message("user", "hello")), "at": now - 100_000 * (14 - position)}
+            await command(redis, "LSET", key_of("history"), position, json.dumps(record, separators=(",", ":")))
+        backlog = await store.backlog(most=100)
+        assert (backlog.conversations, backlog.messages) == (1, 6)
+        assert 600 <= backlog.seconds < 660
 
 
 class TestSweeping:
@@ -1246,3 +1272,588 @@ class TestDeletion:
         assert not await store.delete(ID)
         assert await redis.zcard(QUEUE) == 1
         assert await store.load(ID, 2) == Conversation(ID)
+
+
+def stored_job(generation: str, start: int) -> FoundJob:
+    """A fold job of the conversation as the audit finds it."""
+    return FoundJob(f"arq:job:{job_id(ID, generation, start)}", ID, generation, str(start))
+
+
+async def state_of(audits: AuditStore) -> StoredConversation:
+    [stored] = await audits.states([ID])
+    return stored
+
+
+async def put_foreign(redis: ArqRedis, part: str) -> None:
+    """A key of another type in the place of this one."""
+    await redis.delete(key_of(part))
+    await command(redis, "SADD", key_of(part), "foreign")
+
+
+class TestWhatAnAuditReads:
+    async def test_a_state_is_everything_as_it_is_stored(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """Types, expiries and lengths of all its keys, its places in the lists, and the fields themselves."""
+        await append_turns(store, ID, range(5))
+        await fold(store, 2)
+        await begin(store, "mine")
+        before = await now_ms(redis)
+        stored = await state_of(audits)
+        assert before <= stored.now <= await now_ms(redis)
+        assert stored.types == {part: KINDS[part] for part in (*LASTING, "lock")}
+        assert stored.expiries == {part: await command(redis, "PEXPIRETIME", key_of(part)) for part in stored.types}
+        assert (stored.history_length, stored.folds_length, stored.turns_length) == (10, 1, 5)
+        assert stored.turns == tuple((f"turn-{number}", 2.0 * number + 2) for number in range(5))
+        assert stored.fields["summarized_message_count"] == "2"
+        assert stored.context == await redis.get(key_of("context"))
+        assert stored.indexed_at == await redis.zscore(key_of("conversations"), ID)
+        assert stored.due_at == await redis.zscore(key_of("pending"), ID)
+
+    async def test_where_there_is_none_there_is_nothing(self, audits: AuditStore) -> None:
+        """No type, no length, no place, no job."""
+        stored = await state_of(audits)
+        assert stored == StoredConversation(ID, "memora:{0}:", stored.now, {})
+
+    async def test_a_foreign_key_is_only_named(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """Of a key of another type there is nothing but the type; a foreign list holds no place."""
+        await append_turns(store, ID, range(4))
+        for part in KINDS:
+            await put_foreign(redis, part)
+        stored = await state_of(audits)
+        kinds = stored.types
+        assert kinds == dict.fromkeys((*LASTING, "lock"), "set")
+        assert stored == StoredConversation(ID, "memora:{0}:", stored.now, kinds, dict.fromkeys(kinds, -1))
+
+    async def test_so_many_of_the_turn_ids_are_looked_at(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """One more than are ever kept, the newest; all of them are counted."""
+        await append_turns(store, ID, range(1))
+        await redis.zadd(key_of("turns"), {f"x{number}": 10 + number for number in range(TURN_IDS_KEPT + 2)})
+        stored = await state_of(audits)
+        assert stored.turns_length == TURN_IDS_KEPT + 3
+        assert stored.turns == tuple((f"x{number}", 10.0 + number) for number in range(1, TURN_IDS_KEPT + 2))
+
+    async def test_a_job_is_there_wherever_arq_has_it(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """In the queue, by its own key, or running; a state that names none has none."""
+        await append_turns(store, ID, range(4))
+        job = job_id(ID, (await store.load(ID, 2)).generation, 0)
+        assert (await state_of(audits)).has_job
+        await redis.delete(QUEUE)
+        assert (await state_of(audits)).has_job
+        await redis.delete(f"arq:job:{job}")
+        assert not (await state_of(audits)).has_job
+        await redis.set(f"arq:in-progress:{job}", 1)
+        assert (await state_of(audits)).has_job
+        await redis.delete(f"arq:in-progress:{job}")
+        await redis.zadd(QUEUE, {job: 1})
+        assert (await state_of(audits)).has_job
+        for field in ("generation", "summarized_message_count"):
+            found = await command(redis, "HGET", key_of("summary"), field)
+            await command(redis, "HDEL", key_of("summary"), field)
+            assert not (await state_of(audits)).has_job
+            await command(redis, "HSET", key_of("summary"), field, found)
+
+    async def test_a_page_is_what_was_asked_for(self, audits: AuditStore, redis: ArqRedis) -> None:
+        """From the first entry up to the last, as far as there are some, with the generation if there is one."""
+        entries = [b"%d" % number for number in range(120)]
+        await command(redis, "RPUSH", key_of("history"), *entries)
+        ends = ((0, 51), (10, 115), (110, 300), (120, 130), (5, 5), (0, 0))
+        pages = await audits.pages([PageWanted(ID, "history", first, stop) for first, stop in ends])
+        assert pages == [RawPage("", tuple(entries[first:stop])) for first, stop in ends]
+        await command(redis, "HSET", key_of("summary"), "generation", "g")
+        assert await audits.pages([PageWanted(ID, "history", 0, 1)]) == [RawPage("g", (b"0",))]
+        await put_foreign(redis, "history")
+        await put_foreign(redis, "summary")
+        assert await audits.pages([PageWanted(ID, "history", 0, 1)]) == [RawPage("", ())]
+
+    @pytest.mark.parametrize(("missing", "entries"), [(0, 50), (1, 60)])
+    async def test_a_large_page_ends_early(
+        self, audits: AuditStore, redis: ArqRedis, missing: int, entries: int
+    ) -> None:
+        """After the fifty entries that make it large, to the byte."""
+        size = PAGE_BYTES // 50
+        rest = PAGE_BYTES - 49 * size - missing
+        await command(redis, "RPUSH", key_of("folds"), "x" * rest, *("x" * size for _ in range(59)))
+        [page] = await audits.pages([PageWanted(ID, "folds", 0, 60)])
+        assert len(page.entries) == entries
+
+    async def test_a_job_is_unwanted_when_its_conversation_says_so(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """Another generation or another count; one that is gone itself is nobody's worry."""
+        await append_turns(store, ID, range(4))
+        generation = (await store.load(ID, 2)).generation
+        wanted, early, late = (stored_job(*of) for of in ((generation, 0), (generation, 2), ("before", 0)))
+        assert await audits.unwanted([wanted, early, late]) == []
+        for job in (early, late):
+            await redis.set(job.key, "{}")
+        assert await audits.unwanted([wanted, early, late]) == [(early, False), (late, False)]
+        await redis.delete(key_of("history"), key_of("summary"))
+        assert await audits.unwanted([wanted, early, late]) == [(wanted, True), (early, True), (late, True)]
+        await redis.delete(wanted.key)
+        assert await audits.unwanted([wanted]) == []
+        assert await store.create(ID, owner="", metadata={})
+        assert await audits.unwanted([early]) == [(early, False)]
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("HDEL", key_of("summary"), "generation"),
+            ("HDEL", key_of("summary"), "summarized_message_count"),
+            ("DEL", key_of("summary")),
+        ],
+    )
+    async def test_what_is_damaged_says_nothing_about_its_jobs(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis, words: tuple[str, ...]
+    ) -> None:
+        """Without a state that can be read no job is unwanted, and none is removed."""
+        await append_turns(store, ID, range(4))
+        job = stored_job("before", 0)
+        await redis.set(job.key, "{}")
+        await command(redis, *words)
+        for _ in range(2):
+            before = await dump(redis)
+            assert await audits.unwanted([job]) == []
+            assert not await audits.remove_job(job)
+            assert await dump(redis) == before
+            await put_foreign(redis, "summary")
+
+
+async def repair(audits: AuditStore, kind: RepairKind, *changes: Change) -> bool:
+    """Mend what is as it is found now."""
+    return await audits.repair(kind, await state_of(audits), changes)
+
+
+async def assert_left_alone(audits: AuditStore, redis: ArqRedis, kind: RepairKind, *changes: Change) -> None:
+    before = await dump(redis)
+    assert not await repair(audits, kind, *changes)
+    assert await dump(redis) == before
+
+
+class TestRepairs:
+    @pytest.mark.parametrize(
+        ("kind", "part"),
+        [
+            *((RepairKind.COUNTERS, part) for part in ("history", "summary", "folds")),
+            *((RepairKind.TURNS, part) for part in ("history", "summary", "turns", "context")),
+            *((RepairKind.OUTBOX, part) for part in ("history", "summary", "pending", "queue")),
+            *((RepairKind.INDEX, "conversations"), (RepairKind.LIFETIMES, "summary")),
+        ],
+    )
+    async def test_a_foreign_key_is_left_alone(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis, kind: RepairKind, part: str
+    ) -> None:
+        """Nothing is mended beside it, although there is something to mend."""
+        await append_turns(store, ID, range(4))
+        await redis.zadd(key_of("turns"), {"not there": 100})
+        await redis.zrem(key_of("pending"), ID)
+        await redis.set(key_of("lock"), "for ever")
+        await put_foreign(redis, part)
+        await assert_left_alone(audits, redis, kind)
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("HSET", key_of("summary"), "generation", "another"),
+            ("RPUSH", key_of("history"), "another"),
+            ("RPUSH", key_of("folds"), "another"),
+            ("HSET", key_of("summary"), "version", 6),
+            ("HSET", key_of("summary"), "odd", 1),
+        ],
+    )
+    async def test_counters_that_moved_meanwhile_are_left_alone(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis, words: tuple[object, ...]
+    ) -> None:
+        """Whatever of what was read is different now, not one field is written."""
+        await append_turns(store, ID, range(4))
+        await command(redis, "HSET", key_of("summary"), "version", 5)
+        changes = [Change("message_count", "8", "6"), Change("version", "5", "0"), Change("odd", "", "3")]
+        stored = await state_of(audits)
+        await command(redis, *words)
+        before = await dump(redis)
+        assert not await audits.repair(RepairKind.COUNTERS, stored, changes)
+        assert await dump(redis) == before
+
+    async def test_counters_are_put_right_together(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """Each of them, also one that was not there, and nothing else."""
+        await append_turns(store, ID, range(4))
+        await command(redis, "HSET", key_of("summary"), "version", 5)
+        before = (await state_of(audits)).fields
+        changes = [Change("message_count", "8", "6"), Change("version", "5", "0"), Change("odd", "", "3")]
+        assert await repair(audits, RepairKind.COUNTERS, *changes)
+        assert (await state_of(audits)).fields == {**before, "message_count": "6", "version": "0", "odd": "3"}
+
+    async def test_turns_that_are_not_there_are_forgotten(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """Beyond the last message only: the newest turn and its context stay."""
+        await append_turns(store, ID, range(4))
+        await assert_left_alone(audits, redis, RepairKind.TURNS)
+        before = await dump(redis)
+        await redis.zadd(key_of("turns"), {"not there": 9})
+        assert await repair(audits, RepairKind.TURNS)
+        assert await dump(redis) == before
+
+    @pytest.mark.parametrize(
+        ("record", "is_forgotten"),
+        [('{"position":6}', False), ('{"position":7}', True), ("{}", False), ("6", False), ("nonsense", False)],
+    )
+    async def test_a_context_whose_messages_are_not_there_is_forgotten(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis, record: str, is_forgotten: bool
+    ) -> None:
+        """It needs two of them; one that names none, or that nobody can read, is left."""
+        await append_turns(store, ID, range(4))
+        await redis.set(key_of("context"), record)
+        if is_forgotten:
+            assert await repair(audits, RepairKind.TURNS)
+            assert not await redis.exists(key_of("context"))
+            await assert_left_alone(audits, redis, RepairKind.TURNS)
+        else:
+            await assert_left_alone(audits, redis, RepairKind.TURNS)
+
+    async def test_the_list_holds_what_is_there(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """By its last activity, or by now where that cannot be read; what is gone is taken off once."""
+        await append_turns(store, ID, range(1))
+        await redis.zadd(key_of("conversations"), {ID: 5})
+        await assert_left_alone(audits, redis, RepairKind.INDEX)
+        active = (await store.inspect(ID, 2)).updated_at
+
+        async def is_listed_at() -> float:
+            await redis.delete(key_of("conversations"))
+            assert await repair(audits, RepairKind.INDEX)
+            return float(await redis.zscore(key_of("conversations"), ID) or 0)
+
+        await command(redis, "HSET", key_of("summary"), "updated_at", active - 1_000)
+        assert await is_listed_at() == active - 1_000
+        for words in (
+            ("HSET", key_of("summary"), "updated_at", "lately"),
+            ("HDEL", key_of("summary"), "updated_at"),
+            ("DEL", key_of("summary")),
+            ("SADD", key_of("summary"), "foreign"),
+            ("DEL", key_of("history")),
+        ):
+            await command(redis, *words)
+            before = await now_ms(redis)
+            assert before <= await is_listed_at() <= await now_ms(redis)
+        await redis.delete(key_of("summary"))
+        assert await repair(audits, RepairKind.INDEX)
+        assert await store.conversation_ids() == []
+        await assert_left_alone(audits, redis, RepairKind.INDEX)
+
+    async def test_what_waits_is_listed_and_asked_for(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """A full window is nothing that waits; one turn more is; what is listed for nothing is asked for as well."""
+        for turns, is_listed in ((3, False), (3, True), (4, False)):
+            await append_turns(store, ID, range(turns))
+            if is_listed:
+                await redis.zadd(key_of("pending"), {ID: 1})
+            else:
+                await redis.delete(key_of("pending"))
+            job = job_id(ID, (await store.load(ID, 2)).generation, 0)
+            await redis.delete(QUEUE, f"arq:job:{job}")
+            if turns == 3 and not is_listed:
+                await assert_left_alone(audits, redis, RepairKind.OUTBOX)
+                continue
+            before = await now_ms(redis)
+            assert await repair(audits, RepairKind.OUTBOX)
+            due = await redis.zscore(key_of("pending"), ID)
+            assert due is not None
+            assert before <= due - SWEEP_GRACE_MS <= await now_ms(redis)
+            assert await redis.zrange(QUEUE, 0, -1) == [job.encode()]
+
+    async def test_only_what_is_gone_is_taken_out_of_the_outbox(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """Half a conversation is not gone; one without messages is none that is gone either."""
+        await append_turns(store, ID, range(4))
+        await redis.delete(key_of("summary"))
+        await assert_left_alone(audits, redis, RepairKind.OUTBOX)
+        await redis.delete(key_of("history"))
+        assert await repair(audits, RepairKind.OUTBOX)
+        assert not await redis.exists(key_of("pending"))
+        await assert_left_alone(audits, redis, RepairKind.OUTBOX)
+        await store.create(ID, owner="", metadata={})
+        await assert_left_alone(audits, redis, RepairKind.OUTBOX)
+        await redis.zadd(key_of("pending"), {ID: 1})
+        assert await repair(audits, RepairKind.OUTBOX)
+        assert (await redis.zscore(key_of("pending"), ID) or 0) > 1
+
+    async def test_all_keys_live_as_long_as_the_conversation_says(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """For ever or up to a moment; a lock lives as it does, but never for more than a minute once it has none."""
+        await append_turns(store, ID, range(4))
+        await fold(store, 2)
+        moment = await now_ms(redis) + DAY_MS
+        for says in (-1, moment):
+            for part in LASTING:
+                await command(redis, "PEXPIREAT", key_of(part), moment + DAY_MS)
+            await redis.set(key_of("lock"), "mine", px=300_000)
+            if says == moment:
+                await command(redis, "HSET", key_of("summary"), "expires_at", moment)
+            assert await repair(audits, RepairKind.LIFETIMES)
+            assert {await command(redis, "PEXPIRETIME", key_of(part)) for part in LASTING} == {says}
+            assert 200_000 < await redis.pttl(key_of("lock")) <= 300_000
+            await redis.set(key_of("lock"), "for ever")
+            assert await repair(audits, RepairKind.LIFETIMES)
+            assert 0 < await redis.pttl(key_of("lock")) <= 60_000
+
+    @pytest.mark.parametrize("says", [1, "soon"])
+    async def test_what_is_over_is_not_deleted(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis, says: object
+    ) -> None:
+        """Only a lock that would have stayed gets an end."""
+        await append_turns(store, ID, range(4))
+        await command(redis, "HSET", key_of("summary"), "expires_at", says)
+        await assert_left_alone(audits, redis, RepairKind.LIFETIMES)
+        await redis.set(key_of("lock"), "for ever")
+        before = await dump(redis)
+        assert await repair(audits, RepairKind.LIFETIMES)
+        after = await dump(redis)
+        assert {key for key in before if before[key] != after.get(key)} == {key_of("lock").encode()}
+        assert 0 < await redis.pttl(key_of("lock")) <= 60_000
+
+    async def test_a_lifetime_that_changed_meanwhile_is_left_alone(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """Another turn has set it, and all keys with it."""
+        await append_turns(store, ID, range(4))
+        stored = await state_of(audits)
+        await append_turns(ConversationStore(redis, ttl_seconds=100), ID, range(4, 5))
+        before = await dump(redis)
+        assert not await audits.repair(RepairKind.LIFETIMES, stored, ())
+        assert await dump(redis) == before
+
+    async def test_leftovers_are_those_of_a_conversation_that_is_gone(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """With a history or a summary beside them they are none."""
+        await append_turns(store, ID, range(4))
+        await redis.delete(key_of("summary"))
+        await assert_left_alone(audits, redis, RepairKind.LEFTOVERS)
+        await redis.delete(key_of("history"))
+        await command(redis, "HSET", key_of("summary"), "generation", "g")
+        await assert_left_alone(audits, redis, RepairKind.LEFTOVERS)
+        await redis.delete(key_of("summary"))
+        assert await repair(audits, RepairKind.LEFTOVERS)
+        assert not [key for key in await all_keys(redis) if f":{ID}:".encode() in key and key.startswith(b"memora")]
+        await assert_left_alone(audits, redis, RepairKind.LEFTOVERS)
+
+    async def test_a_job_goes_with_all_that_arq_knows_of_it(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """One of another generation, of another count, of a conversation that is gone; also only its tries."""
+        await append_turns(store, ID, range(4))
+        healthy = await dump(redis)
+        generation = (await store.load(ID, 2)).generation
+        for job in (stored_job(generation, 2), stored_job("before", 0)):
+            name = job.key.removeprefix("arq:job:")
+            await redis.zadd(QUEUE, {name: 1})
+            await redis.set(job.key, "{}")
+            await redis.set(f"arq:retry:{name}", 1)
+            assert await audits.remove_job(job)
+            assert await dump(redis) == healthy
+            await redis.set(f"arq:retry:{name}", 1)
+            assert await audits.remove_job(job)
+            assert not await audits.remove_job(job)
+        await redis.delete(key_of("history"), key_of("summary"))
+        assert await audits.remove_job(stored_job(generation, 0))
+        assert await all_keys(redis) == [key for key in sorted(healthy) if key not in gone_with(generation)]
+
+    async def test_a_job_that_is_wanted_or_runs_is_not_removed(
+        self, store: ConversationStore, audits: AuditStore, redis: ArqRedis
+    ) -> None:
+        """Also that of a conversation without messages; nor any while the queue is another's key."""
+        await append_turns(store, ID, range(4))
+        wanted = stored_job((await store.load(ID, 2)).generation, 0)
+        running = stored_job("before", 0)
+        await redis.set(running.key, "{}")
+        await redis.set(running.key.replace(":job:", ":in-progress:"), 1)
+        for job in (wanted, running):
+            before = await dump(redis)
+            assert not await audits.remove_job(job)
+            assert await dump(redis) == before
+        await redis.flushall()
+        await store.create(ID, owner="", metadata={})
+        wanted = stored_job((await store.load(ID, 2)).generation, 0)
+        await redis.set(wanted.key, "{}")
+        assert not await audits.remove_job(wanted)
+        await put_foreign(redis, "queue")
+        await redis.set(running.key, "{}")
+        before = await dump(redis)
+        assert not await audits.remove_job(running)
+        assert await dump(redis) == before
+
+
+def gone_with(generation: str) -> set[bytes]:
+    """What a conversation loses with its history and its summary, and with its only job."""
+    job = f"arq:job:{job_id(ID, generation, 0)}"
+    return {key.encode() for key in (key_of("history"), key_of("summary"), job, QUEUE)}
+
+
+DAMAGED_READERS: dict[str, tuple[Callable[[ConversationStore], Awaitable[object]], int]] = {
+    "page": (lambda store: store.page(ID, 0, 10), 3),
+    "begin_turn": (lambda store: begin(store, "mine", "turn-4"), 9),
+    "load_fold": (lambda store: store.load_fold(ID, most_messages=2, window=2), 8),
+    "inspect": (lambda store: store.inspect(ID, 0, 2), 8),
+    "last_context: question": (lambda store: store.last_context(ID), 8),
+    "last_context: tail": (lambda store: store.last_context(ID), 7),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_READERS)
+async def test_a_message_that_cannot_be_read_is_damage_of_the_history(
+    store: ConversationStore, redis: ArqRedis, name: str
+) -> None:
+    """Whoever meets it names the history, not the summary; no JSON or no message, it is all the same."""
+    read, position = DAMAGED_READERS[name]
+    await append_turns(store, ID, range(5))
+    assert await read(store)
+    for record in ("nonsense", "[]", "{}"):
+        await command(redis, "LSET", key_of("history"), position, record)
+        with pytest.raises(ConversationDamaged) as damaged:
+            await read(store)
+        assert damaged.value.key == key_of("history")
+
+
+class TestUnits:
+    async def test_a_long_lease_is_exact(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """A lock, a claim and what is left of them: to the second in eleven days."""
+        lease = 1_000_000.0
+        await append_turns(store, ID, range(1))
+        await begin(store, "mine", lease_seconds=lease)
+        busy = await begin(store, "another", lease_seconds=lease)
+        assert isinstance(busy, Busy)
+        assert lease - 60 < busy.seconds <= lease
+        await redis.zadd(QUEUE, {"job": 5})
+        assert await store.claim_jobs(["job"], most=1, now_ms=5, lease_seconds=lease) == [("job", 5)]
+        assert lease - 60 < await redis.pttl("arq:in-progress:job") / 1_000 <= lease
+
+    async def test_the_backlog_of_all_shards_has_one_queue(self, redis: ArqRedis) -> None:
+        """Conversations and messages add up over the shards; the jobs are counted once, whosever they are."""
+        store = ConversationStore(redis, shards=4)
+        for name in ("talk-0", "talk-1", "talk-2"):
+            await append_turns(store, name, range(4))
+        await redis.zadd(QUEUE, {f"another-{number}": number for number in range(4)})
+        backlog = await store.backlog(most=100)
+        assert (backlog.conversations, backlog.queued_jobs, backlog.messages) == (3, 7, 6)
+
+
+class TestRecords:
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            *({"role": "system"}, {"content": None}, {"tokens": "many"}, {"at": "noon"}, {"phase": 3}),
+            *({"incomplete": True}, {"vocabulary": 1}, {"absent": 1}, {"details": []}),
+        ],
+    )
+    async def test_a_field_of_another_type_is_damage(
+        self, store: ConversationStore, redis: ArqRedis, wrong: dict[str, object]
+    ) -> None:
+        """One of them is enough, whichever it is; with all of them right, or left out, the message is read."""
+        await append_turns(store, ID, range(1))
+        right = {"role": "user", "content": "", "tokens": 0, "absent": True, "details": {"a": 1}, "phase": "x", "at": 5}
+        await command(redis, "LSET", key_of("history"), 0, json.dumps(right))
+        page = await store.page(ID, 0, 1)
+        assert page
+        assert page.messages == (Message("user", "", 0, 5, "x", absent=True, details={"a": 1}),)
+        await command(redis, "LSET", key_of("history"), 0, json.dumps({"role": "user", "content": "x", "tokens": 1}))
+        page = await store.page(ID, 0, 1)
+        assert page
+        assert page.messages == (Message("user", "x", 1, 0),)
+        await command(redis, "LSET", key_of("history"), 0, json.dumps(right | wrong))
+        with pytest.raises(ConversationDamaged):
+            await store.page(ID, 0, 1)
+
+    async def test_a_text_is_stored_as_it_is(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """Whatever the language, it takes no more room than its UTF-8."""
+        await store.append(ID, replace(turn(Conversation(ID), 0), user=message("user", "我有貓")))
+        assert "我有貓".encode() in await command(redis, "LINDEX", key_of("history"), 0)
+
+    def test_a_record_holds_what_there_is(self) -> None:
+        """Nothing of what a message does not need, everything else."""
+        assert message_record(Message("user", "x", 1)) == {"role": "user", "content": "x", "tokens": 1}
+        assert message_record(Message("assistant", "x", 1, 5, "p", "i", "v", absent=True, details={"a": 1})) == {
+            "role": "assistant",
+            "content": "x",
+            "tokens": 1,
+            "at": 5,
+            "phase": "p",
+            "incomplete": "i",
+            "vocabulary": "v",
+            "absent": True,
+            "details": {"a": 1},
+        }
+
+    def test_a_life_has_a_name_of_sixteen_digits(self) -> None:
+        """Another one each time."""
+        names = {new_generation() for _ in range(100)}
+        assert len(names) == 100
+        assert {len(bytes.fromhex(name)) for name in names} == {8}
+
+
+class TestTooLate:
+    async def test_a_turn_of_another_life_or_under_another_lock_is_not_stored(
+        self, store: ConversationStore, redis: ArqRedis
+    ) -> None:
+        """Each is told why, and nothing changes."""
+        await append_turns(store, ID, range(1))
+        conversation = await store.load(ID, MOST_MESSAGES)
+        await begin(store, "another")
+        before = await dump(redis)
+        with pytest.raises(ConversationLocked):
+            await store.append(ID, replace(turn(conversation, 1), lock_token="mine"))
+        with pytest.raises(ConversationDeleted):
+            await store.append(ID, turn(replace(conversation, generation="before"), 1))
+        assert await dump(redis) == before
+
+
+ALL_KEYS = ("~memora:*", "~arq:*")
+
+
+class TestRights:
+    @pytest.mark.parametrize(
+        ("rules", "missing"),
+        [
+            ((*ALL_KEYS, "+@all"), ""),
+            ((*ALL_KEYS, "+@all", "-hset"), "HSET memora:{0}:-:summary"),
+            ((*ALL_KEYS, "+@all", "-hgetall"), "HGETALL memora:{0}:-:summary"),
+            ((*ALL_KEYS, "+@all", "-rpush"), "RPUSH memora:{0}:-:history"),
+            ((*ALL_KEYS, "+@all", "-lrange"), "LRANGE memora:{0}:-:history"),
+            ((*ALL_KEYS, "+@all", "-zadd"), "ZADD memora:{0}:pending"),
+            ((*ALL_KEYS, "+@all", "-xadd"), "XADD memora:{0}:-:events"),
+            ((*ALL_KEYS, "+@all", "-unlink"), "UNLINK memora:{0}:-:history"),
+            ((*ALL_KEYS, "+@all", "-set"), "SET memora:{0}:-:lock"),
+            ((*ALL_KEYS, "+@all", "-psetex"), "PSETEX arq:job:-"),
+            ((*ALL_KEYS, "+@all", "-get"), "GET arq:job:-"),
+            ((*ALL_KEYS, "+@all", "-del"), "DEL arq:job:-"),
+            ((*ALL_KEYS, "+@all", "-incr"), "INCR arq:retry:-"),
+            (("~memora:*", "+@all"), "PSETEX arq:job:-"),
+            (("~memora:*", "~arq:job:*", "+@all"), "PSETEX arq:in-progress:-"),
+            (("~memora:*", "~arq:job:*", "~arq:in-progress:*", "+@all"), "INCR arq:retry:-"),
+            (("~memora:*", "~arq:job:*", "~arq:in-progress:*", "~arq:retry:*", "+@all"), "PSETEX arq:result:-"),
+        ],
+    )
+    async def test_the_first_that_is_missing_is_named(
+        self, redis: ArqRedis, redis_server: EmbeddedRedis, rules: tuple[str, ...], missing: str
+    ) -> None:
+        """Command and key, as they are written in a rule; nothing is written to find out."""
+        await command(redis, "ACL", "SETUSER", "guest", "reset", "on", ">right", "&*", *rules)
+        client = open_redis(redis_server.url.replace("unix://", "unix://guest:right@"))
+        try:
+            assert await ConversationStore(client).missing_right() == missing
+            assert await all_keys(redis) == []
+        finally:
+            await close_redis(client)
+            await command(redis, "ACL", "DELUSER", "guest")
