@@ -51,10 +51,10 @@ class JudgingModel:
 
 
 @asynccontextmanager
-async def judging_model(*options: str) -> AsyncIterator[JudgingModel]:
-    """`python -m memora.offline_model --judging` as long as the block lasts, with more options if they are given."""
+async def offline_process(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """`python -m memora.offline_model` with these options as long as the block lasts, and its URL."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "memora.offline_model", "--judging", *options),
+        *(sys.executable, "-m", "memora.offline_model", *options),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -63,9 +63,17 @@ async def judging_model(*options: str) -> AsyncIterator[JudgingModel]:
         assert process.stdout is not None
         async with asyncio.timeout(START_SECONDS):
             url = (await process.stdout.readline()).decode().strip()
+        yield process, url
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def judging_model(*options: str) -> AsyncIterator[JudgingModel]:
+    """The offline model in judging mode, with more options if they are given."""
+    async with offline_process("--judging", *options) as (_, url):
         root = url.removesuffix("/v1")
         async with httpx2.AsyncClient(base_url=root, verify=False, trust_env=False, timeout=20) as http:
             yield JudgingModel(url, http)
-    finally:
-        process.kill()
-        await process.wait()

@@ -17,6 +17,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from judging import offline_process
 from openai import AsyncOpenAI
 
 from memora.core import prompts
@@ -831,24 +832,11 @@ class TestLife:
     @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
     async def test_as_a_process(self, end: signal.Signals) -> None:
         """`python -m memora.offline_model` prints its URL first, needs no stdin, and ends on a signal with 0."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "memora.offline_model", "--scriptable"),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        try:
-            assert process.stdout is not None
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                url = (await process.stdout.readline()).decode().strip()
-                async with client_of(url) as client:
-                    assert (await client.responses.create(model="m", input=QUESTION)).output_text
-                process.send_signal(end)
-                assert await process.wait() == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        async with offline_process("--scriptable") as (process, url), asyncio.timeout(DEADLINE_SECONDS):
+            async with client_of(url) as client:
+                assert (await client.responses.create(model="m", input=QUESTION)).output_text
+            process.send_signal(end)
+            assert await process.wait() == 0
 
     async def test_a_process_that_cannot_listen_says_why(self) -> None:
         """A taken port is one line on stderr and exit code 3."""
