@@ -86,8 +86,8 @@ class _LeasingWorker(Worker):
     """arq's worker, which claims all the jobs it can take in one step, and by a lease from the start.
 
     arq itself asks four times for each job in the queue, at every poll also for those it is running: with two hundred
-    folds under way that is most of a core. A worker that is killed right after such a claim keeps the job for as long
-    as the longest fold may take.
+    folds under way that is most of a core. Its claim lasts as long as the longest fold may take, also if the worker is
+    killed the moment after.
     """
 
     def __init__(self, store: ConversationStore, lease_seconds: float, **options: Any) -> None:
