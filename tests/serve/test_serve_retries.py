@@ -48,6 +48,11 @@ async def reply_size(serving: Serving, proxy: CuttingProxy, *, is_streaming: boo
     return proxy.reply_bytes - before
 
 
+def cut_at(place: float, size: int) -> Cut:
+    """The cut at this share of a reply of so many bytes; it always cuts something off."""
+    return Cut(min(int(size * place), size - SLACK))
+
+
 async def test_a_plain_answer_cut_anywhere_is_sent_again_by_the_client_itself(
     serving: Serving, proxy: CuttingProxy
 ) -> None:
@@ -55,7 +60,7 @@ async def test_a_plain_answer_cut_anywhere_is_sent_again_by_the_client_itself(
     size = await reply_size(serving, proxy, is_streaming=False)
     for place in PLACES:
         conversation = await new_conversation(serving)
-        cuts = [Cut(min(int(size * place), size - SLACK))] * (2 if place == PLACES[-1] else 1)
+        cuts = [cut_at(place, size)] * (2 if place == PLACES[-1] else 1)
         proxy.cut_next(*cuts)
         before = proxy.cuts
         async with serving.client(proxy.port) as client:
@@ -69,7 +74,7 @@ async def test_a_plain_answer_cut_anywhere_with_a_key(serving: Serving, proxy: C
     size = await reply_size(serving, proxy, is_streaming=False)
     for place in PLACES:
         conversation = await new_conversation(serving)
-        cut = Cut(min(int(size * place), size - SLACK))
+        cut = cut_at(place, size)
         proxy.cut_next(cut)
         key = {"Idempotency-Key": f"plain-{place}"}
         async with serving.client(proxy.port, max_retries=0) as client:
@@ -84,7 +89,7 @@ async def test_a_streamed_answer_cut_anywhere_with_a_key(serving: Serving, proxy
     size = await reply_size(serving, proxy, is_streaming=True)
     for place in PLACES:
         conversation = await new_conversation(serving)
-        cut = Cut(min(int(size * place), size - SLACK))
+        cut = cut_at(place, size)
         proxy.cut_next(cut)
         key = {"Idempotency-Key": f"stream-{place}"}
         async with serving.client(proxy.port, max_retries=0) as client:
