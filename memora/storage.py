@@ -7,6 +7,7 @@ without loading it.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import anyio
 import anyio.to_thread
 import platformdirs
 from arq.connections import ArqRedis
+from redis.asyncio.client import PubSub
 
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import StoreError
@@ -24,7 +26,7 @@ from memora.redis_connection import close_redis, open_redis, redis_errors, redis
 from memora.settings import Settings
 from memora.store import ConversationStore
 
-_HINT_CHANNELS: Final = "memora:{*}:events"
+_RESULT_CHANNELS: Final = "memora:{*}:folds"
 _HINT_POLL_SECONDS: Final = 2.0
 
 
@@ -42,10 +44,59 @@ class RedisHealth:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Something of this kind (`turn`, `fold`, `retry`, `conflict`, `deleted`) has happened to a conversation."""
+    """Something of this kind (`turn`, `fold`, `retry`, `conflict`, `deleted`, ...) has happened to a conversation.
+
+    The kind is "" where listening has begun, or begun again: something may have been missed. Without a conversation it
+    is how a fold of any of them ended.
+    """
 
     conversation_id: str
     kind: str
+
+
+class Hints:
+    """One connection that listens: to how all folds end, and to the conversations that are followed."""
+
+    def __init__(self, pubsub: PubSub, store: ConversationStore) -> None:
+        self._pubsub = pubsub
+        self._store = store
+        self._followed: dict[str, str] = {}
+
+    async def follow(self, conversation_ids: AbstractSet[str]) -> None:
+        """Listen to these conversations, and to no others any more.
+
+        Raises:
+            InvalidId, StoreError.
+        """
+        wanted = {self._store.hint_channel(conversation_id): conversation_id for conversation_id in conversation_ids}
+        new, old = wanted.keys() - self._followed.keys(), self._followed.keys() - wanted.keys()
+        self._followed = wanted
+        with redis_operation():
+            if new:
+                await self._pubsub.subscribe(*new)
+            if old:
+                await self._pubsub.unsubscribe(*old)
+
+    async def __aiter__(self) -> AsyncGenerator[Hint]:
+        """What happens, as it happens.
+
+        Raises:
+            StoreError: the connection is lost and could not be made again.
+        """
+        with redis_errors():
+            while True:
+                message = await self._pubsub.get_message(timeout=_HINT_POLL_SECONDS)
+                if message is not None and (hint := self._hint(message)):
+                    yield hint
+
+    def _hint(self, message: dict[str, Any]) -> Hint | None:
+        """What a message says; None for the last ones of a conversation that is not followed any more."""
+        if message["type"] == "pmessage":
+            return Hint("", message["data"].decode())
+        conversation_id = self._followed.get(message["channel"].decode())
+        if conversation_id is None:
+            return None
+        return Hint(conversation_id, message["data"].decode() if message["type"] == "message" else "")
 
 
 @dataclass(frozen=True)
@@ -95,21 +146,17 @@ class Storage:
         with redis_operation():
             await self.redis.ping()
 
-    async def hints(self) -> AsyncGenerator[Hint | None, None]:
-        """What happens to conversations, as it happens, over one connection.
-
-        None means that listening has begun, or begun again: something may have been missed.
+    @asynccontextmanager
+    async def hints(self) -> AsyncIterator[Hints]:
+        """Open a connection that listens.
 
         Raises:
-            StoreError: the connection is lost and could not be made again.
+            StoreError.
         """
         with redis_errors():
-            async with self.redis.pubsub() as channel:
-                await channel.psubscribe(_HINT_CHANNELS)
-                while True:
-                    message = await channel.get_message(timeout=_HINT_POLL_SECONDS)
-                    if message is not None:
-                        yield _hint(message)
+            async with self.redis.pubsub() as pubsub:
+                await pubsub.psubscribe(_RESULT_CHANNELS)
+                yield Hints(pubsub, self.store)
 
     async def _info(self, *sections: str) -> list[dict[str, Any]]:
         return [await self.redis.info(section) for section in sections]
@@ -150,13 +197,6 @@ async def _embedded(settings: Settings) -> AsyncIterator[EmbeddedRedis]:
     finally:
         with anyio.CancelScope(shield=True), suppress(StoreError):
             await anyio.to_thread.run_sync(embedded.stop)
-
-
-def _hint(message: dict[str, Any]) -> Hint | None:
-    if message["type"] != "pmessage":
-        return None
-    conversation_id, _, kind = message["data"].decode(errors="replace").partition(" ")
-    return Hint(conversation_id, kind)
 
 
 def _server_name(info: dict[str, Any]) -> str:

@@ -449,8 +449,7 @@ class ConversationStore:
         status = await self._run(
             "remove_message",
             keys,
-            *(conversation_id, generation, position, lock_token, _message_json(absent)),
-            *(SWEEP_GRACE_MS, self._channel(conversation_id)),
+            *(conversation_id, generation, position, lock_token, _message_json(absent), SWEEP_GRACE_MS),
         )
         if status == _GONE:
             raise ConversationDeleted(f"conversation {conversation_id} was deleted meanwhile")
@@ -515,8 +514,7 @@ class ConversationStore:
         """
         keys = self._keys(conversation_id, "history", "summary", "folds", "context")
         keys += [*self._shared_keys(conversation_id, "pending"), QUEUE, *self._keys(conversation_id, "events")]
-        channel = self._channel(conversation_id)
-        status, *before = await self._run("rewind", keys, conversation_id, owner, version, SWEEP_GRACE_MS, channel)
+        status, *before = await self._run("rewind", keys, conversation_id, owner, version, SWEEP_GRACE_MS)
         if status < 0:
             return None
         return Rewound(version, before[0]) if status else NoSuchVersion(version, before[0])
@@ -581,7 +579,7 @@ class ConversationStore:
             [*keys, *self._shared_keys(conversation_id, "pending"), QUEUE, *self._keys(conversation_id, "events")],
             *(conversation_id, snapshot.generation, start, end, fold_id, result.text, result.tokens, _json(entry)),
             *(result.input_tokens, result.output_tokens, window_messages, SWEEP_GRACE_MS),
-            *(self._channel(conversation_id), most_window_messages),
+            *(self._results_channel(conversation_id), most_window_messages),
         )
         return Committed(CommitStatus(reply[0]), *reply[1:])
 
@@ -610,7 +608,7 @@ class ConversationStore:
             [*keys, *self._shared_keys(conversation_id, "pending"), *self._keys(conversation_id, "events")],
             *(conversation_id, snapshot.generation, snapshot.summary.summarized_message_count, fold_id),
             *(int(rejected), reason[:200], input_tokens, output_tokens, int(delay_seconds * 1_000)),
-            self._channel(conversation_id),
+            self._results_channel(conversation_id),
         )
         return int(status) == 1
 
@@ -636,7 +634,7 @@ class ConversationStore:
         keys = self._keys(conversation_id, "history", "summary", "folds", "turns", "context")
         shared = self._shared_keys(conversation_id, "conversations", "pending")
         keys += [*shared, QUEUE, *self._keys(conversation_id, "lock", "events")]
-        return bool(await self._run("delete_conversation", keys, conversation_id, self._channel(conversation_id)))
+        return bool(await self._run("delete_conversation", keys, conversation_id))
 
     async def sweep(self, *, most: int, again_seconds: float, lease_seconds: float) -> Swept:
         """See to the conversations whose fold is due, in every shard.
@@ -753,7 +751,7 @@ class ConversationStore:
             [*keys, *self._keys(conversation_id, "lock", "events")],
             *(conversation_id, new.id, new.answered_in, new_generation(), self._ttl_ms),
             *(new.window_messages, SWEEP_GRACE_MS, new.input_tokens, new.output_tokens, new.context),
-            *(new.lock_token, new.owner, new.most_window_messages, self._channel(conversation_id)),
+            *(new.lock_token, new.owner, new.most_window_messages),
             *(_message_json(message) for message in new.messages),
         )
         if reply[0] == _GONE:
@@ -807,9 +805,17 @@ class ConversationStore:
     def _shared_keys(self, conversation_id: str, *names: str) -> list[str]:
         return [f"{_prefix(self._shard(conversation_id))}{name}" for name in names]
 
-    def _channel(self, conversation_id: str) -> str:
-        """Where a hint with the id goes when something happened to a conversation."""
-        return f"{_prefix(self._shard(conversation_id))}events"
+    def hint_channel(self, conversation_id: str) -> str:
+        """Where it is said of what kind it was whenever something happens to a conversation: its stream's name.
+
+        Raises:
+            InvalidId.
+        """
+        return self._keys(conversation_id, "events")[0]
+
+    def _results_channel(self, conversation_id: str) -> str:
+        """Where it is said how each fold of a shard ended."""
+        return f"{_prefix(self._shard(conversation_id))}folds"
 
     def _shard(self, conversation_id: str) -> int:
         return zlib.crc32(conversation_id.encode()) % self._shards

@@ -107,6 +107,27 @@ async def begin(
     )
 
 
+async def hints_of(store: ConversationStore, redis: ArqRedis, channel: str, *, until: str) -> list[str]:
+    """What is said on a channel during turns, folds that fail, commit and lose, and a deletion."""
+    hints: list[str] = []
+    async with redis.pubsub() as watching:
+        await watching.subscribe(channel)
+        await append_turns(store, ID, range(4))
+        snapshot = await snapshot_of(store)
+        await fail(store, snapshot, "f1")
+        await fold(store, 2)
+        await store.commit_fold(snapshot, 2, fold_result(), fold_id="late", window_messages=WINDOW_MESSAGES)
+        await store.delete(ID)
+
+        async def is_told() -> bool:
+            told = await watching.get_message(ignore_subscribe_messages=True)
+            hints.extend([told["data"].decode()] if told else [])
+            return hints[-1:] == [until]
+
+        await eventually(is_told)
+    return hints
+
+
 async def sweep(store: ConversationStore, *, most: int = 100) -> Swept:
     return await store.sweep(most=most, again_seconds=5.0, lease_seconds=1.0)
 
@@ -1154,25 +1175,14 @@ class TestEvents:
             },
         ]
 
-    async def test_a_hint_names_the_conversation_and_what_it_was(
-        self, store: ConversationStore, redis: ArqRedis
-    ) -> None:
-        """On the channel of its shard, for those who watch: no content, no number."""
-        async with redis.pubsub() as watching:
-            await watching.subscribe("memora:{0}:events")
-            await append_turns(store, ID, range(4))
-            await fail(store, await snapshot_of(store), "f1")
-            await fold(store, 2)
-            await store.delete(ID)
-            hints: list[str] = []
+    async def test_a_hint_says_what_kind_it_was(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """On the channel with the name of the stream, for those who watch: no content, no number."""
+        hints = await hints_of(store, redis, store.hint_channel(ID), until="deleted")
+        assert hints == [*["turn"] * 4, "retry", "fold", "conflict", "deleted"]
 
-            async def is_told() -> bool:
-                told = await watching.get_message(ignore_subscribe_messages=True)
-                hints.extend([told["data"].decode()] if told else [])
-                return bool(hints) and hints[-1].endswith("deleted")
-
-            await eventually(is_told)
-        assert hints == [f"{ID} {what}" for what in (*["turn"] * 4, "retry", "fold", "deleted")]
+    async def test_how_a_fold_ended_is_said_to_those_who_count(self, store: ConversationStore, redis: ArqRedis) -> None:
+        """On one channel of the shard, and nothing else: who counts folds is not told of each turn."""
+        assert await hints_of(store, redis, "memora:{0}:folds", until="conflict") == ["retry", "fold", "conflict"]
 
     async def test_they_can_be_read_from_any_point_in_pieces(self, store: ConversationStore) -> None:
         """So many at once, those after a point only; from no point on, only which is the newest."""

@@ -136,10 +136,12 @@ end
 
 local EVENTS_KEPT = 256
 
--- Tell what happened: a bounded stream that can be read again from any point, and a hint (id and type) on a channel.
-local function tell(events, channel, id, event)
+-- Say on a channel of what kind it was. A hint is worth no turn: a user whose ACL has no channels goes on without them.
+local function hint(channel, kind) redis.pcall('PUBLISH', channel, kind) end
+
+-- Tell what happened: a bounded stream that can be read again from any point, and a hint on the channel of its name.
+local function tell(events, event)
   redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', 'event', event)
-  -- A hint is worth no turn: a user whose ACL has no channels goes on without them.
-  redis.pcall('PUBLISH', channel, id .. ' ' .. string.match(event, '^{"type":"(%a+)"'))
+  hint(events, string.match(event, '^{"type":"(%a+)"'))
 end
 

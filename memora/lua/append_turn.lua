@@ -13,7 +13,7 @@
 --        8 answer input tokens   9 answer output tokens   10 context record (JSON without "position"), or ''
 --        11 lock token, or '' if no lock was taken       12 owner, of a new conversation
 --        13 messages the window may grow to before it falls back to 6 (0: it does not grow)
---        14 channel for hints    15... messages, an even number (JSON objects without "at")
+--        14... messages, an even number (JSON objects without "at")
 -- RETURNS {1 stored | 0 repeated | -1 deleted meanwhile | -2 the lock is another's, message_count, summarized_message_count, version, pending,
 --          messages summarized since the last turn, fold tokens since the last turn,
 --          the four usage counters}
@@ -22,8 +22,8 @@ local conversations, pending, queue, lock, events = KEYS[6], KEYS[7], KEYS[8], K
 local id, turn_id, answered_in, new_generation = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local ttl_ms, window, grace_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local input_tokens, output_tokens, context_record = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
-local lock_token, owner, most_window, channel = ARGV[11], ARGV[12], tonumber(ARGV[13]), ARGV[14]
-local FIRST_MESSAGE = 15
+local lock_token, owner, most_window = ARGV[11], ARGV[12], tonumber(ARGV[13])
+local FIRST_MESSAGE = 14
 
 local TURN_IDS_KEPT = 64
 
@@ -82,7 +82,7 @@ elseif context_record ~= '' then
   redis.call('SET', context, string.sub(context_record, 1, -2) .. ',"position":' .. (count - 2) .. '}')
 end
 if lock_token ~= '' then redis.call('DEL', lock) end
-tell(events, channel, id, '{"type":"turn","message_count":' .. count .. ',"summarized_message_count":' .. folded
+tell(events, '{"type":"turn","message_count":' .. count .. ',"summarized_message_count":' .. folded
   .. ',"pending_messages":' .. waiting(count) .. ',"at":' .. digits(now) .. '}')
 redis.call('ZADD', conversations, digits(now), id)
 

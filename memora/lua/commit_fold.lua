@@ -6,13 +6,13 @@
 -- ARGV   1 id   2 generation   3 count the fold started from   4 count it reaches   5 fold id (makes it safe to repeat)
 --        6 new summary   7 its tokens   8 audit entry (JSON object without "at")   9 fold input tokens
 --        10 fold output tokens   11 messages in the window   12 grace in ms before the sweep looks after a fold
---        13 channel for hints   14 messages the window may grow to before it falls back to 11 (0: it does not grow)
+--        13 channel of results   14 messages the window may grow to before it falls back to 11 (0: it does not grow)
 -- RETURNS {1 committed | 0 stale | -1 gone, summarized_message_count, version, pending}
 local history, summary, folds, pending, queue, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, generation, from, to, fold_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local text, text_tokens, entry = ARGV[6], ARGV[7], ARGV[8]
 local input_tokens, output_tokens = ARGV[9], ARGV[10]
-local window, grace_ms, channel = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
+local window, grace_ms, results = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
 local most_window = tonumber(ARGV[14])
 
 local state, problem = read_state(history, summary)
@@ -39,8 +39,9 @@ if state.generation ~= generation or state.summarized_message_count ~= from then
   redis.call('HINCRBY', summary, 'fold_output_tokens', output_tokens)
   redis.call('HINCRBY', summary, 'fold_conflicts', 1)
   remember_fold(summary, fold_id, 0)
-  tell(events, channel, id, '{"type":"conflict","from":' .. from .. ',"to":' .. to .. ',"summarized_message_count":'
+  tell(events, '{"type":"conflict","from":' .. from .. ',"to":' .. to .. ',"summarized_message_count":'
     .. state.summarized_message_count .. ',"at":' .. digits(now_ms()) .. '}')
+  hint(results, 'conflict')
   if state.expires_at then redis.call('PEXPIREAT', events, state.expires_at) end
   return {0, state.summarized_message_count, state.version, left_over(state.summarized_message_count)}
 end
@@ -64,8 +65,9 @@ redis.call('HDEL', summary, 'fold_failures', 'fold_rejections', 'last_fold_error
 -- The job this fold was made for has nothing left to do, wherever it is.
 redis.call('ZREM', queue, job_of(id, generation, from))
 redis.call('DEL', 'arq:job:' .. job_of(id, generation, from), 'arq:retry:' .. job_of(id, generation, from))
-tell(events, channel, id, '{"type":"fold","from":' .. from .. ',"to":' .. to .. ',"version":' .. (state.version + 1)
+tell(events, '{"type":"fold","from":' .. from .. ',"to":' .. to .. ',"version":' .. (state.version + 1)
   .. ',"summary_tokens":' .. text_tokens .. ',"pending_messages":' .. left_over(to) .. ',"at":' .. digits(now) .. '}')
+hint(results, 'fold')
 if state.expires_at then for _, key in ipairs({folds, events}) do redis.call('PEXPIREAT', key, state.expires_at) end end
 if left_over(to) > 0 then
   redis.call('ZADD', pending, digits(now + grace_ms), id)

@@ -3,11 +3,11 @@
 --
 -- KEYS   1 history   2 summary   3 folds   4 turns   5 context   6 conversations   7 pending   8 queue
 --        9 lock   10 events
--- ARGV   1 id   2 channel for hints
+-- ARGV   1 id
 -- RETURNS 1 if there was anything to delete, else 0
 local history, summary, folds, turns, context = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local conversations, pending, queue, lock, events = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local id, channel = ARGV[1], ARGV[2]
+local id = ARGV[1]
 
 -- A list of all conversations that is damaged itself is not this one's matter.
 local function take_off(list, member)
@@ -31,5 +31,5 @@ elseif redis.call('EXISTS', history, summary) > 0 and not wrong_type(queue, 'zse
   end
 end
 local keys = redis.call('UNLINK', history, summary, folds, turns, context, lock, events)
-redis.pcall('PUBLISH', channel, id .. ' deleted')
+hint(events, 'deleted')
 return (keys + take_off(conversations, id) + take_off(pending, id)) > 0 and 1 or 0

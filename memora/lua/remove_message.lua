@@ -5,12 +5,11 @@
 -- KEYS   1 history   2 summary   3 pending   4 queue   5 lock   6 events
 -- ARGV   1 id   2 generation it was found in   3 its position   4 lock token, given back
 --        5 what takes its place (JSON without "at")   6 grace in ms before the sweep looks after a fold
---        7 channel for hints
 -- RETURNS 1 removed | 0 there is no message at this position | -1 deleted meanwhile | -2 the lock is another's
 --         | -3 the message is summarized
 local history, summary, pending, queue, lock, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, found_in, position, lock_token = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local absent, grace_ms, channel = ARGV[5], tonumber(ARGV[6]), ARGV[7]
+local absent, grace_ms = ARGV[5], tonumber(ARGV[6])
 
 local state, problem = read_state(history, summary)
 problem = problem or wrong_type(pending, 'zset') or wrong_type(queue, 'zset') or wrong_type(lock, 'string')
@@ -40,6 +39,6 @@ if redis.call('ZSCORE', pending, id) then
   redis.call('ZADD', pending, digits(now + grace_ms), id)
   enqueue(queue, id, new_generation, folded)
 end
-tell(events, channel, id, '{"type":"removed","position":' .. position .. ',"at":' .. digits(now) .. '}')
+tell(events, '{"type":"removed","position":' .. position .. ',"at":' .. digits(now) .. '}')
 if state.expires_at then redis.call('PEXPIREAT', events, state.expires_at) end
 return 1

@@ -4,11 +4,10 @@
 --
 -- KEYS   1 history   2 summary   3 folds   4 context   5 pending   6 queue   7 events
 -- ARGV   1 id   2 owner   3 version to go back to   4 grace in ms before the sweep looks after a fold
---        5 channel for hints
 -- RETURNS {1, version before} | {0, version} there is no such version yet | {-1} no such conversation, or another's
 local history, summary, folds, context = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local pending, queue, events = KEYS[5], KEYS[6], KEYS[7]
-local id, owner, version, grace_ms, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local id, owner, version, grace_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local state, problem = read_state(history, summary)
 problem = problem or wrong_type(folds, 'list') or wrong_type(context, 'string') or wrong_type(pending, 'zset')
@@ -58,7 +57,7 @@ if version > 0 then redis.call('LTRIM', folds, 0, version - 1) else redis.call('
 if kept_text then redis.call('SET', context, kept_text, 'KEEPTTL') end
 redis.call('ZREM', queue, old_job)
 redis.call('DEL', 'arq:job:' .. old_job, 'arq:retry:' .. old_job)
-tell(events, channel, id, '{"type":"rewound","version":' .. version .. ',"from_version":' .. state.version
+tell(events, '{"type":"rewound","version":' .. version .. ',"from_version":' .. state.version
   .. ',"summarized_message_count":' .. folded .. ',"pending_messages":' .. waiting .. ',"at":' .. digits(now) .. '}')
 if state.expires_at then redis.call('PEXPIREAT', events, state.expires_at) end
 if waiting > 0 then

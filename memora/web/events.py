@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import anyio
@@ -24,7 +24,7 @@ from memora.conversations import ConversationService
 from memora.errors import ConversationNotFound, InvalidId, StoreError
 from memora.picture import take_picture
 from memora.records import picture_record
-from memora.storage import Hint, Storage
+from memora.storage import Hint, Hints, Storage
 from memora.store import Event
 from memora.web.refusals import try_again
 
@@ -68,13 +68,14 @@ class Listener:
 
 
 class EventHub:
-    """Listens to Redis for all open pages of this process."""
+    """Listens to Redis for all open pages of this process, and to how folds end; `on_fold` is told the latter."""
 
-    def __init__(self, storage: Storage, most: int, on_hint: Callable[[Hint], None]) -> None:
+    def __init__(self, storage: Storage, most: int, on_fold: Callable[[str], None]) -> None:
         self._storage = storage
         self._most = most
-        self._on_hint = on_hint
+        self._on_fold = on_fold
         self._listeners: dict[str, set[Listener]] = {}
+        self._changed = anyio.Event()
         self.count = 0
         self.is_closed = False
 
@@ -87,11 +88,14 @@ class EventHub:
         """Listen until cancelled, again and again if Redis goes away meanwhile."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            with suppress(StoreError):
-                async with aclosing(self._storage.hints()) as hints:
+            try:
+                async with self._storage.hints() as hints, anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._follow, hints)
                     async for hint in hints:
                         pause = _FIRST_PAUSE_SECONDS
                         self._take(hint)
+            except* StoreError:
+                pass  # the next one will do
             await anyio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
@@ -105,6 +109,7 @@ class EventHub:
         """Listen to one conversation."""
         listener = Listener()
         self._listeners.setdefault(conversation_id, set()).add(listener)
+        self._changed.set()
         self.count += 1
         try:
             yield listener
@@ -114,14 +119,21 @@ class EventHub:
             listeners.discard(listener)
             if not listeners:
                 del self._listeners[conversation_id]
+                self._changed.set()
 
-    def _take(self, hint: Hint | None) -> None:
-        if hint is None:
-            self._wake_all()
-            return
-        self._on_hint(hint)
-        for listener in self._listeners.get(hint.conversation_id, ()):
-            listener.wake()
+    async def _follow(self, hints: Hints) -> None:
+        """Follow the conversations that have an open page; a confirmation wakes it, so that nothing is missed."""
+        while True:
+            self._changed = anyio.Event()
+            await hints.follow(self._listeners.keys())
+            await self._changed.wait()
+
+    def _take(self, hint: Hint) -> None:
+        if hint.conversation_id:
+            for listener in self._listeners.get(hint.conversation_id, ()):
+                listener.wake()
+        else:
+            self._on_fold(hint.kind)
 
     def _wake_all(self) -> None:
         for listeners in self._listeners.values():

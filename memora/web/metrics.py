@@ -19,7 +19,7 @@ from starlette.responses import Response
 from memora import __version__
 from memora.chat import TurnResult
 from memora.errors import StoreError
-from memora.storage import Hint, Storage
+from memora.storage import Storage
 from memora.web.turns import TurnTimes
 
 _SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120)
@@ -62,12 +62,12 @@ class Metrics:
         """Count a turn that came to nothing; `code` is that of the error."""
         self._turns.labels(code).inc()
 
-    def hint(self, hint: Hint) -> None:
-        """Count what the worker did."""
-        result = _FOLD_RESULTS.get(hint.kind)
+    def fold(self, kind: str) -> None:
+        """Count what a worker did; `kind` is that of the event."""
+        result = _FOLD_RESULTS.get(kind)
         if result:
             self._folds.labels(result).inc()
-        if hint.kind == "conflict":
+        if kind == "conflict":
             self._conflicts.inc()
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:

@@ -68,7 +68,7 @@ def install(app: FastAPI, memora: Memora) -> Operations:
     settings = memora.settings
     access = Access.of(settings)
     metrics = Metrics(memora.storage)
-    hub = EventHub(memora.storage, settings.max_event_streams, metrics.hint)
+    hub = EventHub(memora.storage, settings.max_event_streams, metrics.fold)
     metrics.event_streams.set_function(lambda: hub.count)
     operations = Operations(metrics, hub, Health(memora))
     app.state.operations = operations

@@ -401,6 +401,29 @@ async def test_open_pages_share_one_connection_and_are_bounded(settings: Setting
             await eventually(all_closed)
 
 
+async def test_a_server_is_told_only_of_conversations_that_somebody_watches(serving: Serving, redis: ArqRedis) -> None:
+    """However many turns all servers answer, what reaches one of them is its own pages' and how folds ended."""
+
+    async def told_of(*ids: str) -> None:
+        async def is_so() -> bool:
+            return set(await command(redis, "PUBSUB", "CHANNELS", "*")) == {
+                f"memora:{{0}}:{conversation_id}:events".encode() for conversation_id in ids
+            }
+
+        await eventually(is_so)
+
+    async with serving.client() as client, serving.http() as http:
+        first, second = [(await client.conversations.create()).id for _ in range(2)]
+        await ask(client, "Nobody watches.", first)
+        await told_of()
+        async with http.stream("GET", f"/conversations/{first}/events"):
+            await told_of(first)
+            async with http.stream("GET", f"/conversations/{second}/events"):
+                await told_of(first, second)
+            await told_of(first)
+        await told_of()
+
+
 async def test_pages_go_on_after_redis_lost_every_connection(serving: Serving, redis: ArqRedis) -> None:
     """The hub subscribes again by itself; what happened meanwhile is told."""
     async with serving.client() as client, serving.http() as http:
