@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -76,11 +77,10 @@ class ModelClient:
             raise SettingsError("OPENAI_API_KEY holds characters that no key has (not shown): copy it again")
         limits = httpx2.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=_KEEP_ALIVE_SECONDS)
         self._client = openai.AsyncOpenAI(
-            api_key=api_key,
-            base_url=base_url,
-            max_retries=max_retries,
-            http_client=openai.DefaultAioHttpClient(limits=limits),
+            api_key=api_key, base_url=base_url, max_retries=max_retries, http_client=_HttpClient(limits=limits)
         )
+        # An address that is whole already is not put together again for each call.
+        self._responses_url = f"{self._client.base_url}responses"
         self._counts_tokens = True
 
     def warm_up(self) -> None:
@@ -111,14 +111,14 @@ class ModelClient:
         with _model_errors(), anyio.fail_after(timeout_seconds):
             body = {**_body(request, parameters), "model": model, "store": False, "stream": True}
             stream = await self._client.post(
-                "/responses",
+                self._responses_url,
                 cast_to=object,
                 body=body,
-                options={"timeout": timeout_seconds, "headers": _EVENT_STREAM},
+                options={"timeout": httpx2.Timeout(timeout_seconds, read=None), "headers": _EVENT_STREAM},
                 stream=True,
                 stream_cls=openai.AsyncStream[object],
             )
-            async with stream, aclosing(stream.response.aiter_bytes()) as chunks:
+            async with stream, aclosing(_chunks(stream.response)) as chunks:
                 async for chunk in chunks:
                     for piece in reader.read(chunk):
                         await emit(piece)
@@ -137,7 +137,7 @@ class ModelClient:
         """
         with _model_errors(), anyio.fail_after(timeout_seconds):
             response = await self._client.post(
-                "/responses",
+                self._responses_url,
                 cast_to=httpx2.Response,
                 body={**_body(request, _NO_PARAMETERS), "model": model, "store": False},
                 options={"timeout": timeout_seconds},
@@ -173,6 +173,39 @@ class ModelClient:
             await self._client.models.with_raw_response.retrieve(model, timeout=_COUNT_TIMEOUT_SECONDS)
 
 
+class _HttpClient(openai.DefaultAioHttpClient):
+    """The official client's own transport. It takes a request as that client has made it, with no defaults to merge."""
+
+    def build_request(
+        self,
+        method: str,
+        url: httpx2.URL | str,
+        *,
+        headers: Any = None,
+        content: Any = None,
+        timeout: Any = None,
+        **more: Any,
+    ) -> httpx2.Request:
+        """Put a request together."""
+        if any(more.values()):
+            return super().build_request(method, url, headers=headers, content=content, timeout=timeout, **more)
+        extensions = {"timeout": httpx2.Timeout(timeout).as_dict()}
+        return httpx2.Request(
+            method, _url(str(url)), headers=headers, content=content, cookies=self.cookies, extensions=extensions
+        )
+
+
+@lru_cache
+def _url(address: str) -> httpx2.URL:
+    """There are a few; to take one apart costs as much as to encode a request."""
+    return httpx2.URL(address)
+
+
+def _chunks(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    """The body as it arrives, unpacked if it has to be."""
+    return response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
+
+
 def _body(request: ModelRequest, parameters: Mapping[str, object]) -> dict[str, object]:
     items = [{"type": "message", "role": role, "content": content} for role, content in request.messages]
     for index, phase in request.phases:
@@ -189,6 +222,7 @@ class _StreamReader:
 
     def __init__(self) -> None:
         self._unfinished_line = b""
+        self._is_needed = True
         self._half_character = ""
         self._pieces: list[str] = []
         self._final: dict[str, Any] | None = None
@@ -202,9 +236,23 @@ class _StreamReader:
         *lines, self._unfinished_line = (self._unfinished_line + chunk).split(b"\n")
         if len(self._unfinished_line) > _MAX_LINE_BYTES:
             raise OutputUnusable("the model's endpoint sends an endless line")
-        pieces = [self._event(_json_object(data)) for line in lines if (data := _data(line))]
+        pieces = [self._event(_json_object(data)) for line in lines if (data := self._data(line))]
         self._pieces += pieces
         return [piece for piece in pieces if piece]
+
+    def _data(self, line: bytes) -> bytes:
+        """What a `data:` line carries, unless it was announced as an event of no use here.
+
+        Other fields, and the end marker of older APIs, carry nothing we need.
+        """
+        if line.startswith(b"data:"):
+            data = line[5:].strip() if self._is_needed else b""
+            return b"" if data == b"[DONE]" else data
+        if line.startswith(b"event:"):
+            self._is_needed = line[6:].strip() not in _NOT_NEEDED
+        elif not line.strip():
+            self._is_needed = True
+        return b""
 
     def _event(self, event: dict[str, Any]) -> str:
         """The text an event adds to the answer."""
@@ -235,15 +283,18 @@ class _StreamReader:
         return ModelReply(text, reply.problem, reply.input_tokens, reply.output_tokens, reply.phase)
 
 
+_NOT_NEEDED: Final = frozenset(
+    f"response.{name}".encode()
+    for name in (
+        *("created", "in_progress", "queued", "output_item.added", "output_item.done"),
+        *("content_part.added", "content_part.done", "output_text.done", "refusal.done"),
+    )
+)
+"""They repeat what is elsewhere, and the longest of them is the whole answer."""
+
 _ENDINGS: Final[Mapping[object, str]] = {
     f"response.{ending}": ending for ending in ("completed", "incomplete", "failed")
 }
-
-
-def _data(line: bytes) -> bytes:
-    """What a `data:` line carries; other fields and the end marker of older APIs carry nothing we need."""
-    data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-    return b"" if data == b"[DONE]" else data
 
 
 def _reply(response: dict[str, Any]) -> ModelReply:

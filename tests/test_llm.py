@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -332,12 +333,13 @@ def completed(text: str = "", **message: Any) -> str:
 
 
 @asynccontextmanager
-async def raw_endpoint(chunks: Sequence[bytes]) -> AsyncIterator[str]:
+async def raw_endpoint(chunks: Sequence[bytes], *more_head: bytes) -> AsyncIterator[str]:
     """An endpoint that answers every request with these pieces of one body, each in a packet of its own."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        head = (b"HTTP/1.1 200 OK", b"content-type: text/event-stream", b"connection: close", *more_head)
+        writer.write(b"\r\n".join((*head, b"", b"")))
         for chunk in chunks:
             writer.write(chunk)
             await writer.drain()
@@ -353,8 +355,8 @@ async def raw_endpoint(chunks: Sequence[bytes]) -> AsyncIterator[str]:
         await server.wait_closed()
 
 
-async def read_stream(chunks: Sequence[bytes]) -> tuple[ModelReply, list[str]]:
-    async with raw_endpoint(chunks) as url, client_of(url) as client:
+async def read_stream(chunks: Sequence[bytes], *more_head: bytes) -> tuple[ModelReply, list[str]]:
+    async with raw_endpoint(chunks, *more_head) as url, client_of(url) as client:
         return await stream(client)
 
 
@@ -383,6 +385,21 @@ class TestStreamBytes:
         noise = ": keep-alive\n\nid: 7\nretry: 10\n\ndata:\n\ndata: [DONE]\n\n" + event("response.new_thing", x=[1])
         reply, _ = await read_stream([(noise + delta("Hi") + event("response.x", error=None) + completed()).encode()])
         assert reply.text == "Hi"
+
+    async def test_events_that_repeat_the_answer_are_passed_over(self) -> None:
+        """Whatever they hold; the name belongs to one event, and the next may have none."""
+        repeated = "".join(f"event: response.{name}\ndata: {{broken\n\n" for name in ("created", "output_text.done"))
+        unnamed = f"data:{delta('there').partition('data:')[2]}"
+        body = repeated + delta("Hi ") + repeated + unnamed + repeated + completed()
+        reply, pieces = await read_stream([body.replace("\n", "\r\n").encode()])
+        assert (reply.text, pieces) == ("Hi there", ["Hi ", "there"])
+
+    async def test_a_packed_stream_is_unpacked(self) -> None:
+        """A proxy may pack what nobody asked it to."""
+        packed = gzip.compress((delta("日本語 ") * 50 + completed()).encode())
+        chunks = [packed[at : at + 20] for at in range(0, len(packed), 20)]
+        reply, _ = await read_stream(chunks, b"content-encoding: gzip")
+        assert reply.text == "日本語 " * 50
 
     async def test_halves_of_a_character_in_two_deltas_are_joined(self) -> None:
         """An endpoint that escapes by UTF-16 units may cut an emoji in two; a lone half becomes U+FFFD."""
