@@ -29,10 +29,13 @@ class TurnStream(StreamingResponse):
         super().__init__(events, media_type=EVENT_STREAM, headers={**_HEADERS, **news, **timing(turn.times)})
         self._turn = turn
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them; who leaves before the first is forgotten, too."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # as ASGI has it
+        """Send them to the end, also when the client has left: the turn goes on, and what is sent then goes nowhere.
+
+        So nobody has to wait for a client to leave, which takes a group of tasks for each stream.
+        """
         try:
-            await super().__call__(scope, receive, send)
+            await self.stream_response(send)
         finally:
             self._turn.close()
 

@@ -30,6 +30,8 @@ async def refuses(server: ServerProcess) -> bool:
             await http.get(f"{server.root}/livez")
     except httpx2.ConnectError:
         return True
+    except httpx2.TransportError:
+        pass  # it was taken just before the end
     return False
 
 
