@@ -9,7 +9,6 @@ few stream events that matter are read from the bytes, and the connections are t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -33,6 +32,7 @@ from memora.errors import (
     OutputUnusable,
     SettingsError,
 )
+from memora.json_bytes import decode_json
 
 Emit = Callable[[str], Awaitable[None]]
 """Receives the pieces of an answer as they arrive."""
@@ -336,7 +336,7 @@ def _checked_length(reply: ModelReply, parameters: Mapping[str, object]) -> Mode
 
 def _json_object(data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data.decode())
+        value = decode_json(data)
     except (ValueError, RecursionError):
         raise OutputUnusable("the model's endpoint does not answer in JSON: check OPENAI_BASE_URL") from None
     if not isinstance(value, dict):

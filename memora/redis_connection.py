@@ -14,6 +14,7 @@ import anyio
 from arq.connections import ArqRedis
 from redis import exceptions
 from redis.asyncio import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.client import PubSub as PubSub  # noqa: PLC0414  # for those who listen
 from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff

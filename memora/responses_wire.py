@@ -6,10 +6,11 @@ answer comes from or how bytes travel.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from memora.json_bytes import encode_json
 
 Fields = dict[str, Any]
 Unnumbered = tuple[str, Fields]
@@ -38,7 +39,7 @@ class EventWriter:
 
     def __init__(self) -> None:
         self._number = 0
-        self._around_piece: tuple[str, str, str, str] | None = None
+        self._around_piece: tuple[str, bytes, bytes, bytes] | None = None
 
     def write(self, unnumbered: Unnumbered) -> bytes:
         """The next event."""
@@ -51,17 +52,15 @@ class EventWriter:
         if self._around_piece is None or self._around_piece[0] != item_id:
             self._around_piece = (item_id, *_around_piece(item_id))
         _, head, middle, end = self._around_piece
-        written = f"{head}{self._number}{middle}{_JSON.encode(piece)}{end}"
-        self._number += 1
-        return written.encode()
+        number, self._number = self._number, self._number + 1
+        return b"%b%d%b%b%b" % (head, number, middle, encode_json(piece), end)
 
 
-def _around_piece(item_id: str) -> tuple[str, str, str]:
+def _around_piece(item_id: str) -> tuple[bytes, bytes, bytes]:
     """The bytes of a `text_delta` in front of its number, between number and text, and behind the text."""
     number, piece = 2**62, "\ue000"
-    written = numbered(number, text_delta(item_id, piece)).encode().decode()
-    head, _, rest = written.partition(str(number))
-    middle, _, end = rest.partition(_JSON.encode(piece))
+    head, _, rest = numbered(number, text_delta(item_id, piece)).encode().partition(b"%d" % number)
+    middle, _, end = rest.partition(encode_json(piece))
     return head, middle, end
 
 
@@ -79,15 +78,7 @@ class Event:
 
     def encode(self) -> bytes:
         """As server-sent event."""
-        return f"event: {self.type}\ndata: {_JSON.encode(self.data)}\n\n".encode()
-
-
-_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def encode_json(value: object) -> bytes:
-    """Compact UTF-8, as the real service sends it."""
-    return _JSON.encode(value).encode()
+        return b"event: %b\ndata: %b\n\n" % (self.type.encode(), encode_json(self.data))
 
 
 def numbered(number: int, unnumbered: Unnumbered) -> Event:

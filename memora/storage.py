@@ -17,12 +17,11 @@ import anyio
 import anyio.to_thread
 import platformdirs
 from arq.connections import ArqRedis
-from redis.asyncio.client import PubSub
 
 from memora.embedded_redis import EmbeddedRedis
 from memora.errors import StoreError
 from memora.fold_queue import HEARTBEAT_PREFIX
-from memora.redis_connection import close_redis, open_redis, redis_errors, redis_operation
+from memora.redis_connection import PubSub, close_redis, open_redis, redis_errors, redis_operation
 from memora.settings import Settings
 from memora.store import ConversationStore
 

@@ -6,7 +6,6 @@ is sent, folded or kept is decided in `core`; the scripts only compare and write
 
 from __future__ import annotations
 
-import json
 import secrets
 import zlib
 from collections.abc import AsyncIterator, Sequence
@@ -30,6 +29,7 @@ from memora.errors import (
     MessageSummarized,
 )
 from memora.fold_queue import QUEUE
+from memora.json_bytes import decode_json, encode_json
 from memora.redis_connection import DEADLINE_SECONDS, redis_operation
 
 SWEEP_GRACE_MS: Final = 5_000
@@ -84,7 +84,7 @@ class _NewTurns:
     lock_token: str
     most_window_messages: int = 0
     owner: str = ""
-    context: str = ""
+    context: bytes = b""
     input_tokens: int = 0
     output_tokens: int = 0
 
@@ -577,8 +577,8 @@ class ConversationStore:
         reply = await self._run(
             "commit_fold",
             [*keys, *self._shared_keys(conversation_id, "pending"), QUEUE, *self._keys(conversation_id, "events")],
-            *(conversation_id, snapshot.generation, start, end, fold_id, result.text, result.tokens, _json(entry)),
-            *(result.input_tokens, result.output_tokens, window_messages, SWEEP_GRACE_MS),
+            *(conversation_id, snapshot.generation, start, end, fold_id, result.text, result.tokens),
+            *(encode_json(entry), result.input_tokens, result.output_tokens, window_messages, SWEEP_GRACE_MS),
             *(self._results_channel(conversation_id), most_window_messages),
         )
         return Committed(CommitStatus(reply[0]), *reply[1:])
@@ -768,7 +768,7 @@ class ConversationStore:
     ) -> list[int]:
         keys = self._keys(conversation_id, "history", "summary")
         shared = self._shared_keys(conversation_id, "conversations")
-        arguments = (conversation_id, new_generation(), owner, _json(metadata), self._ttl_ms, int(must_exist))
+        arguments = (conversation_id, new_generation(), owner, encode_json(metadata), self._ttl_ms, int(must_exist))
         found: list[int] = await self._run("create_conversation", [*keys, *shared], *arguments)
         return found
 
@@ -794,7 +794,7 @@ class ConversationStore:
         """
         return str((await self._run("check_rights", [])).decode())
 
-    async def _run(self, script: str, keys: Sequence[str], *arguments: str | int) -> Any:
+    async def _run(self, script: str, keys: Sequence[str], *arguments: str | int | bytes) -> Any:
         with redis_operation(self._deadline_seconds):
             return await self._scripts[script](keys=list(keys), args=list(arguments))
 
@@ -867,12 +867,8 @@ def _conversation(conversation_id: str, reply: Sequence[Any], keys: Sequence[str
     )
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _message_json(message: Message) -> str:
-    return _json(message_record(message))
+def _message_json(message: Message) -> bytes:
+    return encode_json(message_record(message))
 
 
 def _text(raw: bytes, key: str) -> str:
@@ -884,7 +880,7 @@ def _text(raw: bytes, key: str) -> str:
 
 def _object(raw: bytes, key: str) -> dict[str, Any]:
     try:
-        record = json.loads(raw)
+        record = decode_json(raw)
     except (ValueError, RecursionError):
         raise ConversationDamaged(key, "holds a record that is not JSON") from None
     if not isinstance(record, dict):
@@ -980,9 +976,9 @@ def _inspection(
     )
 
 
-def _context_json(context: Context) -> str:
+def _context_json(context: Context) -> bytes:
     """What was sent, by reference: the summary is in the audit trail, the messages are in the history."""
-    return _json(
+    return encode_json(
         {
             "instructions": context.instructions,
             "summary_version": context.summary_version if context.summary else 0,

@@ -12,10 +12,11 @@ from typing import Final
 
 import anyio
 
+from memora.json_bytes import encode_json
 from memora.offline_model.behaviour import Timing
 from memora.offline_model.faults import Delivery
 from memora.offline_model.wire import HttpRequest, Wire
-from memora.responses_wire import Event, encode_json
+from memora.responses_wire import Event
 
 AS_USUAL: Final = Delivery()
 JSON: Final = "application/json"

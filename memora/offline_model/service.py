@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
+from memora.json_bytes import encode_json
 from memora.offline_model.behaviour import Behaviour
 from memora.offline_model.call import GENERATING, MODEL_NAME, Call, read_call, read_count_call
 from memora.offline_model.control import CONTROL_PATH, FAILURES_PATH, JUDGE_PATH, control, judge_control
@@ -35,7 +36,6 @@ from memora.offline_model.reply import (
 )
 from memora.offline_model.script import Record, Script
 from memora.offline_model.wire import HttpRequest
-from memora.responses_wire import encode_json
 
 LARGE_BODY_BYTES: Final = 20_000
 """Requests above this are worked on in a thread: the loop has other conversations to serve."""

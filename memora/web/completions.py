@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from memora.conversations import TurnRequest
-from memora.responses_wire import encode_json
+from memora.json_bytes import encode_json
 from memora.web.api import (
     Answer,
     ApiOf,

@@ -61,7 +61,7 @@ class RunningTurn:
         self._error: Exception | None = None
         self._is_over = False
         self._is_read = True
-        self._news: asyncio.Event | None = None
+        self._news: asyncio.Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -150,14 +150,13 @@ class RunningTurn:
             raise _stopping("The server is stopping, and the turn was not finished: send it again.")
 
     async def _wait(self) -> None:
-        # One for each piece: asyncio's own is made without asking which event loop runs.
-        self._news = asyncio.Event()
-        await self._news.wait()
+        # One for each piece, so it is no more than has to be: one reader waits for it, and nobody else.
+        self._news = asyncio.get_running_loop().create_future()
+        await self._news
 
     def _tell(self) -> None:
-        if self._news:
-            self._news.set()
-            self._news = None
+        if self._news and not self._news.done():
+            self._news.set_result(None)
 
 
 class Turns:
