@@ -17,11 +17,12 @@ from memora.conversations import TurnRequest
 from memora.json_bytes import encode_json
 from memora.web.api import (
     Answer,
-    ApiOf,
-    OwnerOf,
+    Api,
     answer_headers,
     answer_of,
+    api_of,
     model_of,
+    owner_of,
     retry_fields,
 )
 from memora.web.body import StrictRoute
@@ -64,8 +65,9 @@ class Completion:
     responses=TURN_ERRORS | {200: {"description": "The completion, or its chunks", "content": {EVENT_STREAM: {}}}},
     operation_id="createChatCompletion",
 )
-async def create_completion(body: CompletionRequest, request: Request, api: ApiOf, owner: OwnerOf) -> Response:
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Answer the last message: of the conversation that the headers name, or of the messages given."""
+    api, owner = await api_of(request), await owner_of(request)  # by hand, as in `create_response`
     _check_supported(body)
     asked = await _turn(body, request, api, owner)
     turn = api.start(asked, request)
@@ -78,7 +80,7 @@ async def create_completion(body: CompletionRequest, request: Request, api: ApiO
     return JSONResponse(_completion(asked, answer), headers=answer_headers(answer, turn.times))
 
 
-async def _turn(body: CompletionRequest, request: Request, api: ApiOf, owner: str) -> TurnRequest:
+async def _turn(body: CompletionRequest, request: Request, api: Api, owner: str) -> TurnRequest:
     dialogue = dialogue_of(None, read_chat(body.messages), "messages")
     conversation_id = _conversation_of(request)
     retry = await retry_fields(request, owner)

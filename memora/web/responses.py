@@ -41,8 +41,10 @@ from memora.web.api import (
     OwnerOf,
     answer_headers,
     answer_of,
+    api_of,
     model_of,
     news_before,
+    owner_of,
     retry_fields,
 )
 from memora.web.body import StrictRoute
@@ -105,8 +107,10 @@ class Written:
     responses=TURN_ERRORS | {200: {"description": "The response, or its events", "content": {EVENT_STREAM: {}}}},
     operation_id="createResponse",
 )
-async def create_response(body: ResponseRequest, request: Request, api: ApiOf, owner: OwnerOf) -> Response:
+async def create_response(body: ResponseRequest, request: Request) -> Response:
     """Answer a turn: of a conversation, or of the messages that the request itself holds."""
+    # By hand, because this is where turns come from: as dependencies the two cost more than selecting a context.
+    api, owner = await api_of(request), await owner_of(request)
     question = await _understand(body, request, api, owner)
     turn = api.start(question.turn, request)
     if body.stream:
