@@ -21,8 +21,8 @@ from memora.cli.texts import texts_for
 _TEXTS: Final = texts_for()
 
 _MOST_YOUNG_OBJECTS: Final = 50_000
-"""More than two hundred turns have at a time. Turns leave no cycles behind; by the default of 700, a busy server spends a
-twelfth of its time, a tenth of a second in one go, on walking over objects that all live."""
+"""More than two hundred turns have at a time. Turns leave no cycles behind; by the default of 700, a busy server spends
+a twelfth of its time, a tenth of a second in one go, on walking over objects that all live."""
 
 app = typer.Typer(
     help=_TEXTS.about,
