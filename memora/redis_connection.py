@@ -18,6 +18,7 @@ from redis.asyncio.client import PubSub as PubSub  # noqa: PLC0414  # for those 
 from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
+from redis.connection import HiredisRespSerializer
 
 from memora.errors import ConversationDamaged, SettingsError, StoreError, StoreRefused, StoreUnavailable
 from memora.fold_queue import QUEUE, deserialize_job, serialize_job
@@ -198,11 +199,15 @@ class _FairPool(ConnectionPool):
 
 
 class _CancellableSend:
-    """Sends under `asyncio.timeout`.
+    """Sends under `asyncio.timeout`, and packs with hiredis.
 
     redis-py 5.3 sends under `asyncio.wait_for`, and on Python 3.11 that swallows cancellations: a worker then ignores
-    SIGTERM. Everything else is redis-py's own.
+    SIGTERM. It packs with hiredis in its blocking connection only. Everything else is redis-py's own.
     """
+
+    def pack_command(self, *command: Any) -> list[bytes]:
+        packed: list[bytes] = _SERIALIZER.pack(*command)
+        return packed
 
     async def send_packed_command(self: Any, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
         if not self.is_connected:
@@ -223,6 +228,9 @@ class _CancellableSend:
             # A half-sent command leaves nothing that could be continued.
             await self.disconnect(nowait=True)
             raise
+
+
+_SERIALIZER: Final = HiredisRespSerializer()
 
 
 class _TcpConnection(_CancellableSend, Connection):

@@ -52,8 +52,8 @@ class Metrics:
             self._first_token.observe(times.first_piece)
         self._turn_seconds.observe(times.whole)
         tokens = result.context.tokens
-        for part in ("instructions", "summary", "tail", "message"):
-            self._input_tokens.labels(part).inc(getattr(tokens, part))
+        for part, counter in self._input_tokens.items():
+            counter.inc(getattr(tokens, part))
         self._output_tokens.inc(result.stats.output_tokens)
         self._gap_messages.inc(result.stats.gap_messages)
         self._turns_with_gap.inc(1 if result.stats.gap_messages else 0)
@@ -102,12 +102,13 @@ class Metrics:
         self._first_token = self._histogram("time_to_first_token_seconds", "From the request to the first piece")
         self._memory = self._histogram("memory_seconds", "From the request to the question to the model", _SHORT)
         self._turn_seconds = self._histogram("turn_seconds", "From the request to the stored turn")
-        self._input_tokens = self._counter("input_tokens", "Tokens sent for answers, by part of the context", "part")
+        input_tokens = self._counter("input_tokens", "Tokens sent for answers, by part of the context", "part")
+        self._input_tokens = {
+            part: input_tokens.labels(part) for part in ("instructions", "summary", "tail", "message")
+        }
         self._output_tokens = self._counter("output_tokens", "Tokens of answers")
         self._gap_messages = self._counter("gap_messages", "Messages that contexts had to leave out")
         self._turns_with_gap = self._counter("turns_with_gap", "Turns whose context had to leave messages out")
-        for part in ("instructions", "summary", "tail", "message"):
-            self._input_tokens.labels(part)
 
     def _make_fold_figures(self) -> None:
         self._folds = self._counter("folds", "Folds by result, as far as this server was told", "result")
