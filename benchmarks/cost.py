@@ -349,25 +349,29 @@ async def rows_at_redis(report: Report, bench: Bench, effort: Effort) -> None:
 
 
 async def rows_tokens(report: Report, effort: Effort) -> None:
-    """The default, in which the summary alone is half as large as the window, and a window of the size people use.
+    """The default, in which the summary alone is half as large as the window, and settings that save tokens.
 
     Whatever is folded when, the summary goes into every context: beside three short turns no policy can reach the
-    target, so it is asked of the larger window.
+    target against a window that never holds more than three turns. So it is asked of three turns and up to seven that
+    gather behind them, against that window; and of ten turns and one that may wait, against the ten.
     """
     talks = [spoken(effort.talk_turns)]
     (default,) = await replay(talks, batches=(1,), budgets=(1_000,))
+    (gathered,) = await replay(talks, batches=(8,), budgets=(4_000,))
     (batches,) = await replay(talks, batches=(2,), budgets=(4_000,), recent_turns=10)
     beside = default.answer_tokens / default.window_alone
-    for talk, setting, most in (
-        (default, "three recent turns, folds of 1", None),
-        (batches, "ten recent turns, folds of 2", 1.45),
+    for talk, setting, window, name in (
+        (default, "three recent turns, folds of 1", default.window_alone, ""),
+        (gathered, "three recent turns, folds of 8", gathered.window_sent, "memora/window as sent"),
+        (batches, "ten recent turns, folds of 2", batches.window_alone, "memora/window alone"),
     ):
-        share, full = talk.tokens_in / talk.window_alone, talk.full_history / talk.window_alone
-        target = Target("memora/window alone", share, most) if most else None
+        target = Target(name, talk.tokens_in / window, 1.45) if name else None
         report.add(Row(f"tokens, {talk.turns} turns, {setting}", "", {"memora": talk.tokens_in}, target))
         report.notes.append(
-            f"Tokens, {setting}: {share:.2f} of the window alone; full history {full:.1f}; "
-            f"markers missing from a request: {talk.markers_missing}; messages in a gap: {talk.gap_messages}."
+            f"Tokens, {setting}: {talk.tokens_in / talk.window_alone:.2f} of the window alone, "
+            f"{talk.tokens_in / talk.window_sent:.2f} of the window as sent; full history "
+            f"{talk.full_history / talk.window_alone:.1f}; markers missing from a request: {talk.markers_missing}; "
+            f"messages in a gap: {talk.gap_messages}."
         )
     report.notes.append(
         f"Beside three recent turns, answers with a summary take {beside:.2f} before anything is folded."

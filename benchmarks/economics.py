@@ -9,6 +9,8 @@ its summaries are those of the offline model, which fill the cap, behind all mar
 from the requests as they arrive, with the model's own vocabulary.
 
 - *window alone*: what the answers would take with the last turns and no summary; *full history*: with everything.
+- *as sent*: the same share of what the answers took without their summary. While turns gather to be folded together
+  there are more of them in the window, which this counts as the window's and not as memory's.
 - *same prefix*: the share of the answers' input that begins like the request before, which a server with a prefix
   cache need not read again. *cached*: what is left of it under the rule of the large providers, who cache from 1,024
   tokens on in steps of 128.
@@ -39,7 +41,7 @@ from memora.core.conversation import Conversation, Message
 from memora.core.prompts import EXISTING_SUMMARY_KEY, LIMITS_KEY, NEW_MESSAGES_KEY, ModelRequest
 from memora.core.text import count_words
 from memora.core.tokens import count_text_tokens, message_tokens, request_tokens
-from memora.core.window import select_context
+from memora.core.window import Context, select_context
 from memora.embedded_redis import EmbeddedRedis
 from memora.fold import Folded
 from memora.offline_model.extractive import Utterance, summarise
@@ -75,6 +77,7 @@ class Figures:
     fold_tokens: int
     summary_tokens: int
     folds: int
+    summaries_sent: int
     window_alone: int
     full_history: int
     same_prefix: int
@@ -87,6 +90,11 @@ class Figures:
     def tokens_in(self) -> int:
         """Tokens into models, for answers and for folds."""
         return self.answer_tokens + self.fold_tokens
+
+    @property
+    def window_sent(self) -> int:
+        """What the answers took without their summary: the window as it was."""
+        return self.answer_tokens - self.summaries_sent
 
     @property
     def weighted(self) -> float:
@@ -189,15 +197,16 @@ async def replay(
 
 
 async def _one_setting(talks: Sequence[Talk], settings: Settings) -> Figures:
-    wire, totals = Wire(), dict.fromkeys(("alone", "full", "same", "cached", "gaps", "left_out", "missing"), 0)
+    wire, totals = Wire(), dict.fromkeys(("alone", "full", "same", "cached", "gaps", "left_out", "sent", "missing"), 0)
     count = 0
     async with _playing(wire, settings) as memora:
         await memora.storage.redis.flushdb()
         for number, talk in enumerate(talks):
             first = len(wire.answers)
-            for gap in await _play(memora, wire, f"talk-{number}", talk):
-                totals["gaps"] += gap > 0
-                totals["left_out"] += gap
+            for context in await _play(memora, wire, f"talk-{number}", talk):
+                totals["gaps"] += context.gap_messages > 0
+                totals["left_out"] += context.gap_messages
+                totals["sent"] += context.tokens.summary
             requests = wire.answers[first:]
             same = [_same_prefix(*pair) for pair in pairwise(requests)]
             totals["same"] += sum(same)
@@ -214,6 +223,7 @@ async def _one_setting(talks: Sequence[Talk], settings: Settings) -> Figures:
         fold_tokens=sum(map(_tokens, wire.folds)),
         summary_tokens=wire.summary_tokens,
         folds=len(wire.folds),
+        summaries_sent=totals["sent"],
         window_alone=totals["alone"],
         full_history=totals["full"],
         same_prefix=totals["same"],
@@ -235,19 +245,19 @@ async def _playing(wire: Wire, settings: Settings) -> AsyncIterator[Memora]:
             yield memora
 
 
-async def _play(memora: Memora, wire: Wire, conversation_id: str, talk: Talk) -> list[int]:
-    """Every turn, and after it all folds that are due; the messages in the gap of each turn."""
+async def _play(memora: Memora, wire: Wire, conversation_id: str, talk: Talk) -> list[Context]:
+    """Every turn, and after it all folds that are due; the context of each turn."""
 
     async def emit(_: str) -> None:
         return
 
-    gaps = []
+    contexts = []
     for question, answer in talk:
         wire.answer = answer
-        gaps.append((await memora.chat.reply(conversation_id, question, emit)).stats.gap_messages)
+        contexts.append((await memora.chat.reply(conversation_id, question, emit)).context)
         while isinstance(await memora.folds.fold(conversation_id), Folded):
             pass
-    return gaps
+    return contexts
 
 
 def _tokens(request: ModelRequest) -> int:
@@ -315,13 +325,14 @@ def read_talks(path: Path, most_turns: int, most_talks: int) -> list[Talk]:
 def show(found: Sequence[Figures]) -> None:
     print(f"{found[0].turns:,} turns; shares are of the tokens into models with the window alone\n")
     print(
-        f"{'budget':>7}{'batch':>6}{'folds':>7}{'answers':>9}{'folds in':>9}{'out':>8}{'share':>7}{'weighted':>9}"
-        f"{'same prefix':>12}{'cached':>8}{'full history':>13}{'gap turns':>10}{'markers missing':>16}"
+        f"{'budget':>7}{'batch':>6}{'folds':>7}{'answers':>9}{'folds in':>9}{'out':>8}{'share':>7}"
+        f"{'as sent':>9}{'weighted':>9}{'same prefix':>12}{'cached':>8}{'full history':>13}{'gap turns':>10}{'markers missing':>16}"
     )
     for row in found:
         print(
             f"{row.max_input_tokens:>7,}{row.batch_turns:>6}{row.folds:>7,}{row.answer_tokens:>9,}{row.fold_tokens:>9,}"
-            f"{row.summary_tokens:>8,}{row.tokens_in / row.window_alone:>7.2f}{row.weighted / row.window_alone:>9.2f}"
+            f"{row.summary_tokens:>8,}{row.tokens_in / row.window_alone:>7.2f}"
+            f"{row.tokens_in / row.window_sent:>9.2f}{row.weighted / row.window_alone:>9.2f}"
             f"{row.same_prefix / row.answer_tokens:>12.0%}{row.cached / row.answer_tokens:>8.0%}"
             f"{row.full_history / row.window_alone:>13.1f}{row.gap_turns:>10,}{row.markers_missing:>16,}"
         )
