@@ -326,7 +326,8 @@ def show(found: Sequence[Figures]) -> None:
     print(f"{found[0].turns:,} turns; shares are of the tokens into models with the window alone\n")
     print(
         f"{'budget':>7}{'batch':>6}{'folds':>7}{'answers':>9}{'folds in':>9}{'out':>8}{'share':>7}"
-        f"{'as sent':>9}{'weighted':>9}{'same prefix':>12}{'cached':>8}{'full history':>13}{'gap turns':>10}{'markers missing':>16}"
+        f"{'as sent':>9}{'weighted':>9}{'same prefix':>12}{'cached':>8}{'full history':>13}"
+        f"{'gap turns':>10}{'markers missing':>16}"
     )
     for row in found:
         print(
