@@ -10,8 +10,8 @@ few stream events that matter are read from the bytes, and the connections are t
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -108,25 +108,26 @@ class ModelClient:
             ModelError: no answer, or one that broke off. ContextLengthExceeded: the model says that it is too long.
         """
         reader = _StreamReader()
-        with _model_errors(), anyio.fail_after(timeout_seconds):
-            body = {**_body(request, parameters), "model": model, "store": False, "stream": True}
-            stream = await self._client.post(
-                self._responses_url,
-                cast_to=object,
-                body=body,
-                options={"timeout": httpx2.Timeout(timeout_seconds, read=None), "headers": _EVENT_STREAM},
-                stream=True,
-                stream_cls=openai.AsyncStream[object],
-            )
-            async with stream, aclosing(_chunks(stream.response)) as chunks:
-                async for chunk in chunks:
-                    for piece in reader.read(chunk):
-                        await emit(piece)
-                    if reader.finished:
-                        break
-                with anyio.move_on_after(_LAST_BYTES_SECONDS):
-                    async for _ in chunks:
-                        pass
+        body = {**_body(request, parameters), "model": model, "store": False, "stream": True}
+        with _model_errors():
+            with anyio.move_on_after(timeout_seconds) as scope:
+                stream = await self._client.post(
+                    self._responses_url,
+                    cast_to=object,
+                    body=body,
+                    options={"timeout": httpx2.Timeout(timeout_seconds, read=None), "headers": _EVENT_STREAM},
+                    stream=True,
+                    stream_cls=openai.AsyncStream[object],
+                )
+                async with stream, aclosing(_chunks(stream.response)) as chunks:
+                    async for chunk in chunks:
+                        for piece in reader.read(chunk):
+                            await emit(piece)
+                        if reader.finished:
+                            scope.deadline = min(scope.deadline, anyio.current_time() + _LAST_BYTES_SECONDS)
+                            await _read_on(chunks)
+            if not reader.finished and scope.cancelled_caught:
+                raise TimeoutError
         return _checked_length(reader.reply(), parameters)
 
     async def complete(self, request: ModelRequest, *, model: str, timeout_seconds: float) -> ModelReply:
@@ -201,6 +202,13 @@ def _url(address: str) -> httpx2.URL:
     return httpx2.URL(address)
 
 
+async def _read_on(chunks: AsyncIterator[bytes]) -> None:
+    """Read what comes behind the last event; the answer is whole, whatever it is."""
+    with suppress(httpx2.HTTPError):
+        async for _ in chunks:
+            pass
+
+
 def _chunks(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
     """The body as it arrives, unpacked if it has to be."""
     return response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
@@ -232,27 +240,26 @@ class _StreamReader:
         return self._final is not None
 
     def read(self, chunk: bytes) -> list[str]:
-        """Take what arrived; return the pieces of text it completes."""
+        """Take what arrived; return the pieces of text it completes.
+
+        Fields other than the data, events that are announced as ones of no use here, and the end marker of older APIs
+        carry nothing we need.
+        """
         *lines, self._unfinished_line = (self._unfinished_line + chunk).split(b"\n")
         if len(self._unfinished_line) > _MAX_LINE_BYTES:
             raise OutputUnusable("the model's endpoint sends an endless line")
-        pieces = [self._event(_json_object(data)) for line in lines if (data := self._data(line))]
+        pieces = []
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip() if self._is_needed else b""
+                if data and data != b"[DONE]" and (piece := self._event(_json_object(data))):
+                    pieces.append(piece)
+            elif line.startswith(b"event:"):
+                self._is_needed = line[6:].strip() not in _NOT_NEEDED
+            elif not line.strip():
+                self._is_needed = True
         self._pieces += pieces
-        return [piece for piece in pieces if piece]
-
-    def _data(self, line: bytes) -> bytes:
-        """What a `data:` line carries, unless it was announced as an event of no use here.
-
-        Other fields, and the end marker of older APIs, carry nothing we need.
-        """
-        if line.startswith(b"data:"):
-            data = line[5:].strip() if self._is_needed else b""
-            return b"" if data == b"[DONE]" else data
-        if line.startswith(b"event:"):
-            self._is_needed = line[6:].strip() not in _NOT_NEEDED
-        elif not line.strip():
-            self._is_needed = True
-        return b""
+        return pieces
 
     def _event(self, event: dict[str, Any]) -> str:
         """The text an event adds to the answer."""

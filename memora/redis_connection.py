@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import TracebackType
 from typing import Any, Final
 
 import anyio
@@ -81,11 +82,23 @@ def redis_errors() -> Iterator[None]:
         raise _translated(error) from error
 
 
-@contextmanager
-def redis_operation(seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
+class redis_operation:  # noqa: N801  # one that is entered several times in each turn: a generator costs twice as much
     """The same, and it is over after so many seconds, whatever happens."""
-    with redis_errors(), anyio.fail_after(seconds):
-        yield
+
+    def __init__(self, seconds: float = DEADLINE_SECONDS) -> None:
+        self._scope = anyio.CancelScope(deadline=anyio.current_time() + seconds)
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scope.__exit__(kind, error, trace)
+        if self._scope.cancelled_caught:
+            raise _translated(TimeoutError()) from error
+        if isinstance(error, (exceptions.RedisError, OSError)):
+            raise _translated(error) from error
 
 
 def _translated(error: Exception) -> StoreError:
@@ -216,8 +229,11 @@ class _CancellableSend:
             await self.check_health()
         packed = command.encode() if isinstance(command, str) else command
         try:
-            async with asyncio.timeout(self.socket_timeout):
-                await self._send_packed_command([packed] if isinstance(packed, bytes) else packed)
+            self._writer.writelines([packed] if isinstance(packed, bytes) else packed)
+            # Only what Redis does not take at once has to be waited for.
+            waits = self._writer.transport.get_write_buffer_size()
+            async with asyncio.timeout(self.socket_timeout) if waits else nullcontext():
+                await self._writer.drain()
         except TimeoutError:
             await self.disconnect(nowait=True)
             raise exceptions.TimeoutError("Timeout writing to socket") from None

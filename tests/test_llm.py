@@ -394,6 +394,11 @@ class TestStreamBytes:
         reply, pieces = await read_stream([body.replace("\n", "\r\n").encode()])
         assert (reply.text, pieces) == ("Hi there", ["Hi ", "there"])
 
+    async def test_what_breaks_behind_the_last_event_loses_nothing(self) -> None:
+        """The answer is whole, though the connection ends before the body does."""
+        reply, _ = await read_stream([(delta("Hi") + completed()).encode()], b"content-length: 100000")
+        assert reply.text == "Hi"
+
     async def test_a_packed_stream_is_unpacked(self) -> None:
         """A proxy may pack what nobody asked it to."""
         packed = gzip.compress((delta("日本語 ") * 50 + completed()).encode())

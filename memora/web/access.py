@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import ipaddress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -130,6 +131,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@lru_cache
 def _host_name(host: str) -> str:
     """The name in a Host header, without its port; "" if it cannot be read."""
     try:

@@ -86,8 +86,9 @@ class Written:
 
     def response(self, status: str, news: Mapping[str, str], **more: Any) -> Fields:
         """The response as it stands."""
-        settings = {**self.head.settings, "metadata": {**self.head.settings["metadata"], **news}}
-        response = response_object(replace(self.head, settings=settings), status, **more)
+        head = self.head
+        settings = {**head.settings, "metadata": {**head.settings["metadata"], **news}}
+        response = response_object(Head(head.id, head.created_at, head.model, settings), status, **more)
         return response | {"conversation": {"id": self.conversation_id} if self.conversation_id else None}
 
     def final(self, answer: Answer) -> Fields:

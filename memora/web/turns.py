@@ -52,15 +52,17 @@ class RunningTurn:
     Pieces that were not read yet wait in memory as one text, so that a slow reader costs no more than its answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_piece_seconds: float = FIRST_PIECE_SECONDS) -> None:
         self.started: Started | None = None
         self.outcome: Outcome | None = None
         self.times = TurnTimes()
         self._began = time.monotonic()
+        self._first_piece_seconds = first_piece_seconds
         self._pieces: list[str] = []
         self._error: Exception | None = None
         self._is_over = False
         self._is_read = True
+        self._is_patient = True
         self._news: asyncio.Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -84,9 +86,12 @@ class RunningTurn:
         """
         while not (self.started or self._is_over):
             await self._wait()
-        with anyio.move_on_after(FIRST_PIECE_SECONDS):
-            while not (self._pieces or self._is_over):
+        patience = asyncio.get_running_loop().call_later(self._first_piece_seconds, self._lose_patience)
+        try:
+            while not (self._pieces or self._is_over) and self._is_patient:
                 await self._wait()
+        finally:
+            patience.cancel()
         if self._is_over and not self._pieces:
             self._check()
 
@@ -153,6 +158,10 @@ class RunningTurn:
         # One for each piece, so it is no more than has to be: one reader waits for it, and nobody else.
         self._news = asyncio.get_running_loop().create_future()
         await self._news
+
+    def _lose_patience(self) -> None:
+        self._is_patient = False
+        self._tell()
 
     def _tell(self) -> None:
         if self._news and not self._news.done():
