@@ -54,15 +54,20 @@ class Hint:
 
 
 class Hints:
-    """One connection that listens: to how all folds end, and to the conversations that are followed."""
+    """One connection that listens: to the conversations that are followed and, if wanted, to how all folds end.
+
+    It is opened with the first thing there is to listen to.
+    """
 
     def __init__(self, pubsub: PubSub, store: ConversationStore) -> None:
         self._pubsub = pubsub
         self._store = store
         self._followed: dict[str, str] = {}
+        self._counts_folds = False
+        self._is_open = anyio.Event()
 
-    async def follow(self, conversation_ids: AbstractSet[str]) -> None:
-        """Listen to these conversations, and to no others any more.
+    async def follow(self, conversation_ids: AbstractSet[str], *, counts_folds: bool) -> None:
+        """Listen to these conversations and to no others; once folds are counted, to how they end from then on.
 
         Raises:
             InvalidId, StoreError.
@@ -71,10 +76,15 @@ class Hints:
         new, old = wanted.keys() - self._followed.keys(), self._followed.keys() - wanted.keys()
         self._followed = wanted
         with redis_operation():
+            if counts_folds and not self._counts_folds:
+                await self._pubsub.psubscribe(_RESULT_CHANNELS)
+                self._counts_folds = True
             if new:
                 await self._pubsub.subscribe(*new)
             if old:
                 await self._pubsub.unsubscribe(*old)
+        if wanted or self._counts_folds:
+            self._is_open.set()
 
     async def __aiter__(self) -> AsyncGenerator[Hint]:
         """What happens, as it happens.
@@ -82,6 +92,7 @@ class Hints:
         Raises:
             StoreError: the connection is lost and could not be made again.
         """
+        await self._is_open.wait()
         with redis_errors():
             while True:
                 message = await self._pubsub.get_message(timeout=_HINT_POLL_SECONDS)
@@ -147,14 +158,13 @@ class Storage:
 
     @asynccontextmanager
     async def hints(self) -> AsyncIterator[Hints]:
-        """Open a connection that listens.
+        """Listen, over a connection of its own.
 
         Raises:
             StoreError.
         """
         with redis_errors():
             async with self.redis.pubsub() as pubsub:
-                await pubsub.psubscribe(_RESULT_CHANNELS)
                 yield Hints(pubsub, self.store)
 
     async def _info(self, *sections: str) -> list[dict[str, Any]]:

@@ -68,7 +68,11 @@ class Listener:
 
 
 class EventHub:
-    """Listens to Redis for all open pages of this process, and to how folds end; `on_fold` is told the latter."""
+    """Listens to Redis for all open pages of this process.
+
+    And, once somebody wants them counted, to how folds end: `on_fold` is told. Every server hears of every fold then,
+    however many workers and servers there are, so nobody listens for nothing.
+    """
 
     def __init__(self, storage: Storage, most: int, on_fold: Callable[[str], None]) -> None:
         self._storage = storage
@@ -76,6 +80,7 @@ class EventHub:
         self._on_fold = on_fold
         self._listeners: dict[str, set[Listener]] = {}
         self._changed = anyio.Event()
+        self._counts_folds = False
         self.count = 0
         self.is_closed = False
 
@@ -83,6 +88,11 @@ class EventHub:
     def is_full(self) -> bool:
         """Whether no more pages may be opened."""
         return self.count >= self._most
+
+    def count_folds(self) -> None:
+        """Listen to how folds end, from now on."""
+        self._counts_folds = True
+        self._changed.set()
 
     async def run(self) -> None:
         """Listen until cancelled, again and again if Redis goes away meanwhile."""
@@ -125,7 +135,7 @@ class EventHub:
         """Follow the conversations that have an open page; a confirmation wakes it, so that nothing is missed."""
         while True:
             self._changed = anyio.Event()
-            await hints.follow(self._listeners.keys())
+            await hints.follow(self._listeners.keys(), counts_folds=self._counts_folds)
             await self._changed.wait()
 
     def _take(self, hint: Hint) -> None:

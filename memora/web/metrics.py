@@ -1,7 +1,8 @@
 """What a dashboard sees: counters of this process, and how far the folds are behind, read from Redis at each scrape.
 
 Owns the names and labels; never a conversation's id among them. Folds happen in the worker, so they are counted here by
-the hints that reach this server: every server behind one Redis counts them all, and none counts what it missed.
+the hints that reach this server, from the first scrape on: every server behind one Redis that is looked at counts them
+all, and none counts what it missed.
 """
 
 from __future__ import annotations

@@ -92,7 +92,12 @@ def _add_routes(app: FastAPI, operations: Operations, streams: EventStreams) -> 
         """Turns, folds, retries and conflicts as they happen: a snapshot first, then resumable by `Last-Event-ID`."""
         return await streams.open(request, conversation_id)
 
-    health, metrics = operations.health, operations.metrics
+    async def figures(request: Request) -> Response:
+        """Counters of this server, and how far the folds are behind."""
+        operations.hub.count_folds()
+        return await operations.metrics.page(request)
+
+    health = operations.health
     router = APIRouter()
     unavailable: dict[int | str, dict[str, Any]] = {
         503: {"description": "Redis does not answer, or the server is about to stop"}
@@ -105,7 +110,7 @@ def _add_routes(app: FastAPI, operations: Operations, streams: EventStreams) -> 
     router.add_api_route("/livez", health.live, tags=["health"])
     router.add_api_route("/readyz", health.ready, tags=["health"], responses=unavailable)
     router.add_api_route("/version", health.version, tags=["health"])
-    router.add_api_route("/metrics", metrics.page, tags=["health"], response_class=Response)
+    router.add_api_route("/metrics", figures, tags=["health"], response_class=Response)
     router.add_api_route("/", Page().show, include_in_schema=False)
     router.add_api_route(
         "/v1/conversations/{conversation_id}/events",

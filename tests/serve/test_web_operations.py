@@ -303,8 +303,14 @@ async def test_what_memory_took_is_told(serving: Serving) -> None:
 
 
 async def test_metrics_count_folds_by_what_they_came_to(serving: Serving, redis: ArqRedis) -> None:
-    """The worker is another process; its folds are counted as the events tell of them."""
+    """The worker is another process; from the first look on, its folds are counted as the hints tell of them."""
+
+    async def somebody_counts() -> bool:
+        return int(await command(redis, "PUBSUB", "NUMPAT")) == 1
+
     async with serving.client() as client, httpx2.AsyncClient(base_url=serving.root) as http:
+        assert 'memora_folds_total{result="committed"} 0.0' in (await http.get("/metrics")).text
+        await eventually(somebody_counts)
         made = await client.conversations.create()
         for number in range(4):
             await ask(client, f"Sentence number {number}.", made.id)
@@ -376,7 +382,7 @@ async def test_a_page_that_comes_back_misses_nothing(serving: Serving) -> None:
 
 
 async def test_open_pages_share_one_connection_and_are_bounded(settings: Settings, redis: ArqRedis) -> None:
-    """Twenty pages cost Redis one subscriber; one more than allowed gets 503."""
+    """Twenty pages cost Redis one connection; one more than allowed gets 503."""
     async with serve(with_(settings, max_event_streams=20)) as serving, serving.client() as client:
         made = await client.conversations.create()
         await ask(client, "Hello.", made.id)
@@ -387,7 +393,7 @@ async def test_open_pages_share_one_connection_and_are_bounded(settings: Setting
             pages = [events_of(await stream.__aenter__()) for stream in streams]
             for page in pages:
                 assert (await anext(page))["event"] == "snapshot"
-            assert await command(redis, "PUBSUB", "NUMPAT") == 1
+            assert len((await command(redis, "CLIENT", "LIST", "TYPE", "pubsub")).splitlines()) == 1
             refused = await http.get(target)
             assert refused.status_code == 503
             assert error_of(refused)["code"] == "too_many_streams"
@@ -402,7 +408,7 @@ async def test_open_pages_share_one_connection_and_are_bounded(settings: Setting
 
 
 async def test_a_server_is_told_only_of_conversations_that_somebody_watches(serving: Serving, redis: ArqRedis) -> None:
-    """However many turns all servers answer, what reaches one of them is its own pages' and how folds ended."""
+    """However many turns and folds there are, what reaches a server is what its own pages are about."""
 
     async def told_of(*ids: str) -> None:
         async def is_so() -> bool:
@@ -416,6 +422,7 @@ async def test_a_server_is_told_only_of_conversations_that_somebody_watches(serv
         first, second = [(await client.conversations.create()).id for _ in range(2)]
         await ask(client, "Nobody watches.", first)
         await told_of()
+        assert await command(redis, "PUBSUB", "NUMPAT") == 0
         async with http.stream("GET", f"/conversations/{first}/events"):
             await told_of(first)
             async with http.stream("GET", f"/conversations/{second}/events"):
