@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import statistics
@@ -50,6 +51,7 @@ from measuring import (
 from ways import QUESTION, Bare, Engine, Inline, Observed, Thin, Way, caught_up, copies, grow, remove, restore
 
 from memora.bootstrap import Memora, open_memora
+from memora.cli.app import MOST_YOUNG_OBJECTS
 from memora.cli.runner import event_loop
 from memora.core.window import select_context
 from memora.embedded_redis import EmbeddedRedis
@@ -387,6 +389,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a look at whether it runs; the figures mean nothing")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    # As in the product's own processes, for all ways that run in this one.
+    gc.freeze()
+    gc.set_threshold(MOST_YOUNG_OBJECTS)
     report = anyio.run(run, QUICK if options.quick else Effort(), backend_options=event_loop())
     print(json.dumps(report.as_record(), indent=2)) if options.json else show(report)
     return int(bool(report.missed) and not options.quick)

@@ -20,7 +20,7 @@ from memora.cli.texts import texts_for
 
 _TEXTS: Final = texts_for()
 
-_MOST_YOUNG_OBJECTS: Final = 50_000
+MOST_YOUNG_OBJECTS: Final = 50_000
 """More than two hundred turns have at a time. Turns leave no cycles behind; by the default of 700, a busy server spends
 a twelfth of its time, a tenth of a second in one go, on walking over objects that all live."""
 
@@ -228,6 +228,6 @@ def _call(command: str, function: str = "run", **options: object) -> None:
     gc.disable()
     module = import_module(f"memora.cli.{command}")
     gc.freeze()
-    gc.set_threshold(_MOST_YOUNG_OBJECTS)
+    gc.set_threshold(MOST_YOUNG_OBJECTS)
     gc.enable()
     raise typer.Exit(getattr(module, function)(**options))
