@@ -18,12 +18,14 @@ HEAD_SECONDS: Final = 10.0
 
 MOST_HEAD_BYTES: Final = 65_536
 
+_HEAD: Final = b"HTTP/"
 
-class _Together(asyncio.Transport):
-    """A transport that sends at once what is written in one turn of the event loop.
 
-    Sending wakes the client, which costs the sender most of what a small write costs: the head of a stream, its opening
-    and its first piece are one, and so are its ending and the end of its body.
+class _HeadWithBody(asyncio.Transport):
+    """A transport that sends the head of a reply together with what is written next, or soon if nothing is.
+
+    Sending wakes the client, which costs the sender most of what a small write costs. What comes after the head is sent
+    as it is written: under load each turn of the event loop takes milliseconds, and nothing is to wait for another one.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -33,10 +35,15 @@ class _Together(asyncio.Transport):
         self._written: list[bytes | bytearray | memoryview] = []
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send this soon."""
-        if not self._written:
+        """Send this now, unless it is a head."""
+        if self._written:
+            self._written.append(data)
+            self._send()
+        elif data[:5] == _HEAD:
+            self._written.append(data)
             self._loop.call_soon(self._send)
-        self._written.append(data)
+        else:
+            self._transport.write(data)
 
     def close(self) -> None:
         """Close when everything is sent."""
@@ -83,7 +90,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Wait for the first request, but not for ever."""
-        super().connection_made(_Together(transport, self.loop))
+        super().connection_made(_HeadWithBody(transport, self.loop))
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
