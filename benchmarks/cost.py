@@ -219,15 +219,15 @@ async def paced(bench: Bench, ways: Sequence[str], rounds: int, effort: Effort) 
     end of the folds of the last one, so that no way is measured beside the folds of another.
     """
     found: dict[str, list[float]] = {}
-    for number in range(-1, rounds):
+    for round_number in range(-1, rounds):
         for name in ways:
-            names = [f"{name}-{conversation}" for conversation in range(effort.conversations)]
-            if number < 0:
+            names = [f"{name}-{effort.conversations}-{number}" for number in range(effort.conversations)]
+            if round_number < 0:
                 await copies(bench.memora.storage.redis, "behind" if name == "inline" else "template", names)
             if name != "inline":
                 await caught_up(bench.memora)
             seconds = await _paced_round(bench.ways[name], name, names, effort.paced_turns)
-            if number >= 0:
+            if round_number >= 0:
                 found.setdefault(name, []).extend(seconds)
     return found
 
