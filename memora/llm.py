@@ -124,8 +124,9 @@ class ModelClient:
                         for piece in reader.read(chunk):
                             await emit(piece)
                         if reader.finished:
-                            scope.deadline = min(scope.deadline, anyio.current_time() + _LAST_BYTES_SECONDS)
-                            await _read_on(chunks)
+                            break
+                    scope.deadline = min(scope.deadline, anyio.current_time() + _LAST_BYTES_SECONDS)
+                    await _read_on(chunks)
             if not reader.finished and scope.cancelled_caught:
                 raise TimeoutError
         return _checked_length(reader.reply(), parameters)

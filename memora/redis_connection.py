@@ -78,7 +78,7 @@ def redis_errors() -> Iterator[None]:
     """Turn whatever redis-py raises inside into a `StoreError`."""
     try:
         yield
-    except (exceptions.RedisError, OSError) as error:
+    except _FAILURES as error:
         raise _translated(error) from error
 
 
@@ -97,8 +97,11 @@ class redis_operation:  # noqa: N801  # one that is entered several times in eac
         self._scope.__exit__(kind, error, trace)
         if self._scope.cancelled_caught:
             raise _translated(TimeoutError()) from error
-        if isinstance(error, (exceptions.RedisError, OSError)):
+        if isinstance(error, _FAILURES):
             raise _translated(error) from error
+
+
+_FAILURES: Final = (exceptions.RedisError, OSError)
 
 
 def _translated(error: Exception) -> StoreError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from polling import eventually
 
 from memora.conversations import Started
 from memora.core.conversation import Conversation
@@ -26,12 +27,15 @@ async def test_a_stream_begins_without_a_piece_when_patience_ends() -> None:
     turn = RunningTurn(first_piece_seconds=0.02)
     turn.start(Started(0, 0, CONTEXT))
     await asyncio.wait_for(turn.begin(), 5)
-    read: list[str] = []
-    reading = asyncio.create_task(read_into(read, turn))
-    await asyncio.sleep(0)
     turn.write("Hi ")
     turn.write("there")
-    await asyncio.sleep(0)
+    read: list[str] = []
+    reading = asyncio.create_task(read_into(read, turn))
+
+    async def is_read() -> bool:
+        return read == ["Hi there"]
+
+    await eventually(is_read)
     turn.write("!")
     turn.end(None, LookupError())
     with pytest.raises(LookupError):
@@ -42,20 +46,17 @@ async def test_a_stream_begins_without_a_piece_when_patience_ends() -> None:
 async def test_nobody_waits_for_a_turn_that_has_not_started() -> None:
     """Patience is for the first piece; while a turn stands in line there is no head to send."""
     turn = RunningTurn(first_piece_seconds=0.0)
-    begun = asyncio.create_task(turn.begin())
-    await asyncio.sleep(0.05)  # not to wait for something: it is to see that nothing comes
-    assert not begun.done()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(turn.begin(), 0.05)
     turn.start(Started(0, 0, CONTEXT))
-    await asyncio.wait_for(begun, 5)
+    await asyncio.wait_for(turn.begin(), 5)
 
 
 async def test_a_reader_that_was_cancelled_holds_up_nobody() -> None:
     """Whoever waits for news may go: the turn writes on, and what is written is there for the next."""
     turn = RunningTurn()
-    waiting = asyncio.create_task(turn.finish())
-    await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.wait({waiting})
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(turn.finish(), 0.01)
     turn.write("Hi")
     turn.end(None)
     read: list[str] = []
