@@ -32,18 +32,16 @@ class _HeadWithBody(asyncio.Transport):
         super().__init__()
         self._transport = transport
         self._loop = loop
-        self._written: list[bytes | bytearray | memoryview] = []
+        self._head = b""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send this now, unless it is a head."""
-        if self._written:
-            self._written.append(data)
-            self._send()
-        elif data[:5] == _HEAD:
-            self._written.append(data)
+        head, self._head = self._head, b""
+        if not head and data[:5] == _HEAD:
+            self._head = bytes(data)
             self._loop.call_soon(self._send)
         else:
-            self._transport.write(data)
+            self._transport.write(head + data)
 
     def close(self) -> None:
         """Close when everything is sent."""
@@ -52,7 +50,7 @@ class _HeadWithBody(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once."""
-        self._written.clear()
+        self._head = b""
         self._transport.abort()
 
     def is_closing(self) -> bool:
@@ -72,9 +70,9 @@ class _HeadWithBody(asyncio.Transport):
         self._transport.resume_reading()
 
     def _send(self) -> None:
-        written, self._written = self._written, []
-        if written and not self._transport.is_closing():
-            self._transport.write(written[0] if len(written) == 1 else b"".join(written))
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
 
 
 class Protocol(HttpToolsProtocol):
